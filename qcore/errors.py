@@ -1,0 +1,138 @@
+"""Every exception that this project raises on purpose.
+
+One ``except QError`` catches all of them. A message says what was expected and
+what came; it never contains a payload, a result or a token.
+"""
+
+from __future__ import annotations
+
+
+class QError(Exception):
+    """Base of all errors of this project."""
+
+
+class ConfigError(QError, ValueError):
+    """An option, variable or argument is not usable; ``problems`` names each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = list(problems)
+
+
+class SerializationError(QError, ValueError):
+    """A value cannot be carried; raised in the caller before anything was sent."""
+
+
+class StoreError(QError):
+    """The data file could not be read or written; nothing was half done."""
+
+
+class TransportError(QError, ConnectionError):
+    """The link to the engine failed."""
+
+
+class ConnectionLost(TransportError):
+    """The connection broke; ``maybe_applied`` says whether the command may have run."""
+
+    def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+
+
+class CommandTimeout(TransportError, TimeoutError):
+    """No reply came in time; the command may have run."""
+
+    maybe_applied = True
+
+
+class ProtocolError(TransportError):
+    """The peer sent bytes that are not the protocol."""
+
+
+class AuthError(QError, PermissionError):
+    """The server refused the token, or wants one."""
+
+
+class CommandError(QError):
+    """The engine refused a command; ``command`` names it."""
+
+    def __init__(self, message: str, command: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.command = command
+
+
+class NotFoundError(CommandError, LookupError):
+    """A job, queue, schedule or worker is not there."""
+
+
+class StateError(CommandError):
+    """The state of the job does not permit the command."""
+
+
+class LeaseError(CommandError):
+    """The lock token is missing, wrong or expired."""
+
+
+class DuplicateError(CommandError):
+    """The id exists and the caller asked to be told."""
+
+
+class LimitError(CommandError):
+    """A limit was reached; ``retry_after`` in seconds where it is known."""
+
+    retry_after: float | None = None
+
+
+class FlowError(CommandError):
+    """A flow was refused as a whole; nothing was created."""
+
+
+class JobFailedError(QError):
+    """The awaited job failed for good."""
+
+    def __init__(self, reason: str, *, attempts: int = 0, stacktrace: list[str] | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.attempts = attempts
+        self.stacktrace = stacktrace or []
+
+
+class JobLostError(QError, LookupError):
+    """The awaited job is gone and its outcome unknown."""
+
+
+class WaitTimeout(QError, TimeoutError):
+    """The job did not finish within the time given."""
+
+
+class ClosedError(QError):
+    """The client, worker or engine was closed."""
+
+
+class EngineBusyError(QError):
+    """Another process owns the data file; the message names its pid."""
+
+
+class ForkedError(QError):
+    """An embedded engine was used in a forked child."""
+
+
+class JobControl(Exception):
+    """Raised by a processor to steer its job; not an error."""
+
+
+class UnrecoverableError(JobControl):
+    """Fail for good, whatever attempts are left."""
+
+
+class RetryJob(JobControl):
+    """Fail this attempt and retry, after ``delay`` seconds if given."""
+
+    def __init__(self, message: str = "retry requested", *, delay: float | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class JobCancelled(JobControl):
+    """Raised inside a processor when its job was cancelled."""

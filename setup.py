@@ -1,0 +1,69 @@
+"""Build of the compiled modules.
+
+``QCORE_DEBUG=1`` keeps bounds checks and writes annotated HTML; ``QCORE_TRACE=1``
+compiles line tracing for coverage. ``QCORE_BUILD_ONLY=qcore.structs`` builds the
+modules under one prefix, so that a part can be worked on alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# Listed by hand: with a glob, an sdist that lacks its .pyx files would build a
+# pure wheel without a word.
+MODULES = [
+    "qcore.structs.siphash",
+    "qcore.structs.skiplist",
+    "qcore.structs.delayheap",
+    "qcore.structs.tokens",
+    "qcore.structs.idtable",
+    "qcore.wire.scan",
+    "qcore.wire.writer",
+    "qcore.wire.packing",
+    "qcore.engine.ids",
+    "qcore.engine.job",
+    "qcore.engine.engine",
+    "qcore.broker.jobview",
+    "qcore.broker.rows",
+    "qcore.broker.session",
+]
+
+DEBUG = os.environ.get("QCORE_DEBUG") == "1"
+TRACE = os.environ.get("QCORE_TRACE") == "1"
+ONLY = os.environ.get("QCORE_BUILD_ONLY", "")
+
+directives: dict[str, object] = {"language_level": 3, "binding": True, "embedsignature": True}
+macros: list[tuple[str, str | None]] = []
+if TRACE:
+    directives["linetrace"] = True
+    macros += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
+if not (DEBUG or TRACE):
+    directives.update(boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True)
+
+extensions = [
+    Extension(
+        name,
+        [name.replace(".", "/") + ".pyx"],
+        define_macros=macros,
+        extra_compile_args=[] if os.name == "nt" else ["-O2", "-fno-strict-aliasing"],
+    )
+    for name in MODULES
+    if name.startswith(ONLY)
+]
+
+# A change of debug or trace leaves stale C files behind unless both steps are forced.
+FORCE = DEBUG or TRACE or os.environ.get("QCORE_FORCE") == "1"
+
+setup(
+    ext_modules=cythonize(
+        extensions,
+        compiler_directives=directives,
+        annotate=DEBUG,
+        force=FORCE,
+        show_all_warnings=False,
+    ),
+    options={"build_ext": {"force": FORCE}},
+)
