@@ -15,6 +15,7 @@ from setuptools import Extension, setup
 # Listed by hand: with a glob, an sdist that lacks its .pyx files would build a
 # pure wheel without a word.
 MODULES = [
+    "qcore.structs.slab",
     "qcore.structs.siphash",
     "qcore.structs.skiplist",
     "qcore.structs.delayheap",
@@ -23,6 +24,7 @@ MODULES = [
     "qcore.wire.scan",
     "qcore.wire.writer",
     "qcore.wire.packing",
+    "qcore.wire.envelope",
     "qcore.engine.ids",
     "qcore.engine.job",
     "qcore.engine.engine",

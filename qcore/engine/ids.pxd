@@ -1,0 +1,17 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from qcore.structs.siphash cimport SipKey
+
+
+cdef class IdSource:
+    cdef SipKey key
+    cdef uint64_t counter
+    cdef uint64_t last_hi, last_lo
+
+    cdef uint64_t c_random(self) noexcept nogil
+    cdef double c_uniform(self) noexcept nogil
+    cdef void c_next_id(self, int64_t now_ms, uint64_t *hi, uint64_t *lo) noexcept nogil
+    cdef void c_next_token(self, int64_t now_ms, uint64_t *hi, uint64_t *lo) noexcept nogil
+
+cdef void uuid_text(uint64_t hi, uint64_t lo, char *out) noexcept nogil
+cdef bint uuid_parse(const char *text, Py_ssize_t n, uint64_t *hi, uint64_t *lo) noexcept nogil
