@@ -1,0 +1,557 @@
+"""Fields of requests: their kinds, and the check of each kind.
+
+A check takes the value of one field, already decoded, and returns it in the one
+form the engine works with, or raises :class:`Refused` with the text that goes to
+the peer. Durations and times come out as whole milliseconds, whole numbers as
+``int`` however they were written, flags as ``bool``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+from msgpack import ExtType
+
+from qcore.limits import (
+    DEFAULT_BACKOFF_MS,
+    MAX_ATTEMPTS,
+    MAX_BACKOFF_OPTION_MS,
+    MAX_DATA_BYTES,
+    MAX_NAME_CHARS,
+    MAX_STACK_LINES,
+    MAX_TIME_MS,
+)
+from qcore.wire.writer import Packed
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Check",
+    "Field",
+    "Kind",
+    "Refused",
+    "checker",
+    "given",
+    "job_name",
+    "queue_name",
+]
+
+MAX_SAFE_INTEGER: Final = 2**53 - 1
+MAX_GROUP_PRIORITY: Final = 2_097_151
+
+
+class Absent(Enum):
+    """The one value that stands for "not given", as opposed to None."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+ABSENT: Final = Absent.ABSENT
+
+Kind = Literal[
+    "any",  # any value, kept as it came
+    "backoff",  # a number of ms, or {type, delay, maxDelay, jitter}
+    "batch",  # a list of job option maps
+    "data",  # any value, of bounded size
+    "dedup",  # {ttl, extend, replace}
+    "duration",  # ms, or a text of digits; clamped
+    "filter",  # selection of dead letters
+    "flag",  # true or false
+    "group",  # group options of a pull
+    "group_id",
+    "group_priority",  # 0 to 2097151
+    "group_size",
+    "id",  # a text that is not empty
+    "ids",  # a list of such
+    "int",
+    "list",
+    "name",  # a job name
+    "number",
+    "option",  # a number, or a text of digits
+    "queue",
+    "queues",
+    "removal",  # bool, a count to keep, or {age, count}
+    "repeat",
+    "runs",  # number of executions allowed
+    "stack",
+    "tags",
+    "text",  # a text; an empty one counts as not given
+    "time",  # ms since the epoch
+    "tokens",  # a list of texts or nulls
+    "words",  # a list whose texts are kept
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a request or of the job options.
+
+    ``default`` is what an absent field means. ``implied`` says that the engine
+    knows this default, and a checked request leaves the field out; other
+    defaults are filled in. Bounds are inclusive.
+    """
+
+    name: str
+    kind: Kind
+    default: object = ABSENT
+    required: bool = False
+    minimum: int | None = None
+    maximum: int | None = None
+    help: str = ""
+    implied: bool = False
+
+
+class Refused(Exception):
+    """A field is not acceptable; the text says which and why."""
+
+
+Check: TypeAlias = Callable[[object], object]
+
+_QUEUE = re.compile(r"[A-Za-z0-9_.:-]+")
+_NUMERIC = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
+_NAME_TEXT = f"Job name must be a non-empty string of at most {MAX_NAME_CHARS} characters"
+
+
+def given(value: object) -> bool:
+    """Whether a value counts as given: neither null nor a JavaScript ``undefined``."""
+    return not (value is None or value is ABSENT or (isinstance(value, ExtType) and value.code == 0))
+
+
+def queue_name(value: object) -> str:
+    """Return a valid queue name, or raise :class:`Refused` with the protocol's text."""
+    if not isinstance(value, str) or not value:
+        raise Refused("Queue name is required")
+    if len(value) > MAX_NAME_CHARS:
+        raise Refused(f"Queue name too long (max {MAX_NAME_CHARS} characters)")
+    if _QUEUE.fullmatch(value) is None:
+        raise Refused("Queue name contains invalid characters")
+    return value
+
+
+def job_name(value: object) -> str:
+    """Return a valid job name, or raise :class:`Refused` with the protocol's text."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME_CHARS:
+        raise Refused(_NAME_TEXT)
+    return value
+
+
+def _number(name: str, value: object, *, numeric_text: bool = False) -> int | float:
+    """A finite number; integral floats become ``int``."""
+    if type(value) is int:
+        return value
+    if numeric_text and isinstance(value, str) and _NUMERIC.fullmatch(value):
+        try:
+            return int(value)
+        except ValueError:
+            value = float(value)
+    if not isinstance(value, float):
+        raise Refused(f"{name} must be a number")
+    if not math.isfinite(value):
+        raise Refused(f"{name} must be a finite number")
+    return int(value) if value.is_integer() else value
+
+
+def _bounded(name: str, value: int | float, minimum: int | None, maximum: int | None) -> None:
+    if minimum is not None and value < minimum:
+        raise Refused(f"{name} must be at least {minimum}")
+    if maximum is not None and value > maximum:
+        raise Refused(f"{name} must be at most {maximum}")
+
+
+def _whole_ms(value: int | float) -> int:
+    """Round to whole milliseconds, inside the range of times a date can have."""
+    return max(-MAX_TIME_MS, min(MAX_TIME_MS, value if isinstance(value, int) else math.floor(value + 0.5)))
+
+
+def _positive_safe(name: str, value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 1 <= value <= MAX_SAFE_INTEGER:
+        raise Refused(f"{name} must be a positive safe integer")
+    return value
+
+
+def _flag(value: object) -> bool:
+    # What a JavaScript condition says: empty lists and maps are true there.
+    return value is True or (value not in (None, False, 0, "", b"") and value == value)
+
+
+def _object(name: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise Refused(f"{name} must be an object")
+    return value
+
+
+def _number_check(field: Field, *, numeric_text: bool, duration: bool = False, whole: bool = False) -> Check:
+    name, low, high = field.name, field.minimum, field.maximum
+
+    def check(value: object) -> int | float:
+        number = _number(name, value, numeric_text=numeric_text)
+        if whole and not isinstance(number, int):
+            raise Refused(f"{name} must be an integer")
+        _bounded(name, number, low, high)
+        return _whole_ms(number) if duration else number
+
+    return check
+
+
+def _any(field: Field) -> Check:
+    return lambda value: value
+
+
+def _data(field: Field) -> Check:
+    def check(value: object) -> object:
+        if isinstance(value, Packed) and len(value) > MAX_DATA_BYTES:
+            raise Refused("Job data too large (max 10MB)")
+        return value
+
+    return check
+
+
+def _name(field: Field) -> Check:
+    return job_name
+
+
+def _queue(field: Field) -> Check:
+    return queue_name
+
+
+def _queues(field: Field) -> Check:
+    def check(value: object) -> list[str]:
+        if not isinstance(value, list):
+            raise Refused(f"{field.name} must be an array of strings")
+        return [queue_name(queue) for queue in value]
+
+    return check
+
+
+def _id(field: Field) -> Check:
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{field.name} must be a string")
+        if not value:
+            raise Refused(f"{field.name} is required")
+        return value
+
+    return check
+
+
+def _text(field: Field) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, str):
+            raise Refused(f"{field.name} must be a string")
+        return value or ABSENT
+
+    return check
+
+
+def _ids(field: Field) -> Check:
+    text = f"{field.name} must be an array of valid string job ids"
+
+    def check(value: object) -> list[str]:
+        if not isinstance(value, list):
+            raise Refused(text)
+        for item in value:
+            if not isinstance(item, str) or not item:
+                raise Refused(text)
+        return value
+
+    return check
+
+
+def _tokens(field: Field) -> Check:
+    def check(value: object) -> list[str]:
+        if not isinstance(value, list):
+            raise Refused(f"{field.name} must be an array of strings")
+        tokens = [token if given(token) else "" for token in value]
+        if not all(isinstance(token, str) for token in tokens):
+            raise Refused(f"{field.name} must be an array of strings")
+        return tokens
+
+    return check
+
+
+def _list(field: Field) -> Check:
+    def check(value: object) -> list[object]:
+        if not isinstance(value, list):
+            raise Refused(f"{field.name} must be an array")
+        return value
+
+    return check
+
+
+def _words(field: Field) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, list):
+            return ABSENT
+        return [word for word in value if isinstance(word, str)]
+
+    return check
+
+
+def _stack(field: Field) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, list):
+            return ABSENT
+        return [line for line in value if isinstance(line, str)][:MAX_STACK_LINES]
+
+    return check
+
+
+def _tags(field: Field) -> Check:
+    text = f"{field.name} must be an array of strings of at most {MAX_NAME_CHARS} characters"
+
+    def check(value: object) -> list[str]:
+        if not isinstance(value, list):
+            raise Refused(text)
+        for tag in value:
+            if not isinstance(tag, str) or len(tag) > MAX_NAME_CHARS:
+                raise Refused(text)
+        return value
+
+    return check
+
+
+def _boolean(field: Field) -> Check:
+    return _flag
+
+
+def _runs(field: Field) -> Check:
+    def check(value: object) -> int:
+        number = _number(field.name, value, numeric_text=True)
+        return max(1, min(MAX_ATTEMPTS, math.ceil(number)))
+
+    return check
+
+
+def _backoff(field: Field) -> Check:
+    name = field.name
+
+    def check(value: object) -> object:
+        if not isinstance(value, dict):
+            number = _number(name, value, numeric_text=True)
+            _bounded(name, number, 0, None)
+            return _whole_ms(number)
+        out: dict[str, object] = {"type": "fixed" if value.get("type") == "fixed" else "exponential"}
+        delay: int | float = DEFAULT_BACKOFF_MS
+        if given(value.get("delay")):
+            delay = _number(f"{name}.delay", value["delay"], numeric_text=True)
+            _bounded(f"{name}.delay", delay, 0, None)
+        out["delay"] = _whole_ms(delay)
+        if given(value.get("maxDelay")):
+            most = _number(f"{name}.maxDelay", value["maxDelay"], numeric_text=True)
+            _bounded(f"{name}.maxDelay", most, 0, MAX_BACKOFF_OPTION_MS)
+            out["maxDelay"] = _whole_ms(most)
+        if given(value.get("jitter")):
+            jitter = _number(f"{name}.jitter", value["jitter"], numeric_text=True)
+            _bounded(f"{name}.jitter", jitter, 0, 1)
+            out["jitter"] = jitter
+        return out
+
+    return check
+
+
+def _removal(field: Field) -> Check:
+    name = field.name
+
+    def check(value: object) -> object:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            count = _number(name, value)
+            if not isinstance(count, int):
+                raise Refused(f"{name} must be an integer")
+            _bounded(name, count, 0, None)
+            return count
+        if not isinstance(value, dict):
+            raise Refused(f"{name} must be a boolean, a number or an object")
+        out: dict[str, object] = {}
+        if given(value.get("age")):
+            age = _number(f"{name}.age", value["age"], numeric_text=True)
+            _bounded(f"{name}.age", age, 0, None)
+            out["age"] = age
+        if given(value.get("count")):
+            count = _number(f"{name}.count", value["count"], numeric_text=True)
+            if not isinstance(count, int):
+                raise Refused(f"{name}.count must be an integer")
+            _bounded(f"{name}.count", count, 0, None)
+            out["count"] = count
+        if not out:
+            raise Refused(f"{name} requires age or count")
+        return out
+
+    return check
+
+
+def _dedup(field: Field) -> Check:
+    name = field.name
+
+    def check(value: object) -> dict[str, object]:
+        fields = _object(name, value)
+        out: dict[str, object] = {}
+        if given(fields.get("ttl")):
+            out["ttl"] = _whole_ms(_number(f"{name}.ttl", fields["ttl"], numeric_text=True))
+        for key in ("extend", "replace"):
+            if given(fields.get(key)):
+                out[key] = _flag(fields[key])
+        return out
+
+    return check
+
+
+def _group_id(field: Field) -> Check:
+    name = field.name
+
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{name} must be a string")
+        if not value:
+            raise Refused(f"{name} must be a non-empty string")
+        if len(value) > MAX_NAME_CHARS:
+            raise Refused(f"{name} must be at most {MAX_NAME_CHARS} characters")
+        if "\0" in value:
+            raise Refused(f"{name} must not contain NUL characters")
+        return value
+
+    return check
+
+
+def _group_priority(field: Field) -> Check:
+    def check(value: object) -> int:
+        try:
+            number = _number("group.priority", value, numeric_text=True)
+        except Refused:
+            raise Refused("group.priority must be a finite number") from None
+        if not isinstance(number, int):
+            raise Refused("group.priority must be an integer")
+        if not 0 <= number <= MAX_GROUP_PRIORITY:
+            raise Refused(f"group.priority must be between 0 and {MAX_GROUP_PRIORITY}")
+        return number
+
+    return check
+
+
+def _group_size(field: Field) -> Check:
+    return lambda value: _positive_safe("group.maxSize", value)
+
+
+def _group(field: Field) -> Check:
+    def check(value: object) -> dict[str, object]:
+        fields = _object("group", value)
+        out: dict[str, object] = {}
+        if given(fields.get("concurrency")):
+            out["concurrency"] = _positive_safe("group.concurrency", fields["concurrency"])
+        if given(fields.get("limit")):
+            limit = _object("group.limit", fields["limit"])
+            out["limit"] = {
+                key: _positive_safe(f"group.limit.{key}", limit.get(key)) for key in ("max", "duration")
+            }
+        affinity = fields.get("affinity", ABSENT)
+        if affinity is None or given(affinity):
+            if affinity is not None and not isinstance(affinity, str):
+                raise Refused("group.affinity must be a string or null")
+            out["affinity"] = affinity
+        return out
+
+    return check
+
+
+def _repeat(field: Field) -> Check:
+    def check(value: object) -> object:
+        if value is False:
+            return ABSENT
+        fields = {key: item for key, item in _object("repeat", value).items() if given(item)}
+        if ("every" in fields) == ("pattern" in fields):
+            raise Refused("repeat requires exactly one of every or pattern")
+        if "every" in fields:
+            try:
+                every = _number("repeat.every", fields["every"], numeric_text=True)
+            except Refused:
+                every = 0
+            if every <= 0:
+                raise Refused("repeat.every must be a positive finite number")
+            fields["every"] = every
+        elif not isinstance(fields["pattern"], str) or not fields["pattern"]:
+            raise Refused("Invalid repeat pattern: it must be a non-empty string")
+        for key in ("limit", "count", "prevMillis", "offset"):
+            if key in fields:
+                fields[key] = _number(f"repeat.{key}", fields[key], numeric_text=True)
+        for key in ("tz", "jobId"):
+            if key in fields and not isinstance(fields[key], str):
+                raise Refused(f"repeat.{key} must be a string")
+        for key in ("startDate", "endDate"):
+            if key in fields and not isinstance(fields[key], str):
+                fields[key] = _whole_ms(_number(f"repeat.{key}", fields[key]))
+        if "immediately" in fields:
+            fields["immediately"] = _flag(fields["immediately"])
+        return fields
+
+    return check
+
+
+def _filter(field: Field) -> Check:
+    def check(value: object) -> dict[str, object]:
+        out: dict[str, object] = {}
+        for key, item in _object(field.name, value).items():
+            if not given(item):
+                continue
+            if key == "reason":
+                if not isinstance(item, str):
+                    raise Refused(f"{field.name}.reason must be a string")
+                out[key] = item
+            elif key in ("retriable", "expired"):
+                out[key] = _flag(item)
+            elif key in ("olderThan", "newerThan", "limit", "offset"):
+                out[key] = _whole_ms(_number(f"{field.name}.{key}", item, numeric_text=True))
+        return out
+
+    return check
+
+
+_FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
+    "any": _any,
+    "backoff": _backoff,
+    "data": _data,
+    "dedup": _dedup,
+    "duration": lambda field: _number_check(field, numeric_text=True, duration=True),
+    "filter": _filter,
+    "flag": _boolean,
+    "group": _group,
+    "group_id": _group_id,
+    "group_priority": _group_priority,
+    "group_size": _group_size,
+    "id": _id,
+    "ids": _ids,
+    "int": lambda field: _number_check(field, numeric_text=False, whole=True),
+    "list": _list,
+    "name": _name,
+    "number": lambda field: _number_check(field, numeric_text=False),
+    "option": lambda field: _number_check(field, numeric_text=True),
+    "queue": _queue,
+    "queues": _queues,
+    "removal": _removal,
+    "repeat": _repeat,
+    "runs": _runs,
+    "stack": _stack,
+    "tags": _tags,
+    "text": _text,
+    "time": lambda field: _number_check(field, numeric_text=False, duration=True),
+    "tokens": _tokens,
+    "words": _words,
+}
+
+
+def checker(field: Field) -> Check:
+    """Build the check of one field; its bounds and texts are fixed here, once."""
+    return _FACTORIES[field.kind](field)

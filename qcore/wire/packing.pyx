@@ -1,0 +1,1 @@
+"""Placeholder body; the constants of the .pxd are compile-time."""

@@ -1,0 +1,42 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef enum:
+    # Deepest nesting of lists and maps that is let through.
+    SCAN_MAX_NESTING = 512
+
+cdef enum ScanNote:
+    NOTE_INT64 = 1  # a 64-bit integer form (cf, d3) is present
+    NOTE_TYPED = 2  # one of our own extension types is present
+    NOTE_UNDEFINED = 4  # extension type 0 is present
+
+cdef enum ScanError:
+    SCAN_TRUNCATED = -1  # a value ends after the bytes do
+    SCAN_DEEP = -2  # nested deeper than SCAN_MAX_NESTING
+    SCAN_UTF8 = -3  # a str is not UTF-8
+    SCAN_EXT = -4  # an unknown extension type, or a malformed timestamp
+    SCAN_RESERVED = -5  # the byte c1, which has no meaning
+    SCAN_TYPE = -6  # another type than the one asked for
+
+# All positions are offsets from `p`; `end` is one past the last readable byte.
+# Each returns the position after what it read, or a ScanError.
+cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
+cdef Py_ssize_t c_str(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                      const unsigned char **s, Py_ssize_t *n) noexcept nogil
+cdef Py_ssize_t c_map(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil
+cdef Py_ssize_t c_array(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil
+cdef Py_ssize_t c_number(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                         double *value, bint *is_int) noexcept nogil
+# Position after an extension of type 0, or SCAN_TYPE when the value is another.
+cdef Py_ssize_t c_undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil
+cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil
+# Raises ProtocolError for a ScanError; always returns -1.
+cdef int c_raise(Py_ssize_t error) except -1
+
+cdef inline uint32_t c_load16(const unsigned char *p) noexcept nogil:
+    return (<uint32_t> p[0] << 8) | p[1]
+
+cdef inline uint32_t c_load32(const unsigned char *p) noexcept nogil:
+    return (<uint32_t> p[0] << 24) | (<uint32_t> p[1] << 16) | (<uint32_t> p[2] << 8) | p[3]
+
+cdef inline uint64_t c_load64(const unsigned char *p) noexcept nogil:
+    return (<uint64_t> c_load32(p) << 32) | c_load32(p + 4)

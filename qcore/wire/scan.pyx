@@ -1,0 +1,364 @@
+"""Step over MessagePack values without building objects.
+
+The scanner validates while it walks: lengths, nesting, UTF-8 and extension
+types. Values that pass can be spliced into another frame as they came.
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from qcore.wire.packing cimport EXT_TIMESTAMP, EXT_TYPED, EXT_UNDEFINED
+
+from qcore.errors import ProtocolError
+
+
+cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i = 0
+    cdef uint64_t word
+    cdef unsigned char c, d
+    while i < n:
+        c = s[i]
+        if c < 0x80:
+            # Eight ASCII bytes at a time; the rest of a run one by one.
+            while i + 8 <= n:
+                memcpy(&word, s + i, 8)
+                if word & 0x8080808080808080ULL:
+                    break
+                i += 8
+            while i < n and s[i] < 0x80:
+                i += 1
+            continue
+        if c < 0xC2:
+            return False
+        if i + 1 >= n:
+            return False
+        d = s[i + 1]
+        if c < 0xE0:
+            if (d & 0xC0) != 0x80:
+                return False
+            i += 2
+        elif c < 0xF0:
+            if i + 2 >= n or (d & 0xC0) != 0x80 or (s[i + 2] & 0xC0) != 0x80:
+                return False
+            # Neither overlong forms nor surrogates.
+            if (c == 0xE0 and d < 0xA0) or (c == 0xED and d > 0x9F):
+                return False
+            i += 3
+        elif c < 0xF5:
+            if i + 3 >= n or (d & 0xC0) != 0x80 or (s[i + 2] & 0xC0) != 0x80 or (s[i + 3] & 0xC0) != 0x80:
+                return False
+            if (c == 0xF0 and d < 0x90) or (c == 0xF4 and d > 0x8F):
+                return False
+            i += 4
+        else:
+            return False
+    return True
+
+
+cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t code, uint32_t *notes) noexcept nogil:
+    """0 when the extension is one that may travel, else SCAN_EXT."""
+    if code == EXT_UNDEFINED:
+        notes[0] |= NOTE_UNDEFINED
+        return 0
+    if code == EXT_TYPED:
+        notes[0] |= NOTE_TYPED
+        return 0
+    if code != EXT_TIMESTAMP:
+        return SCAN_EXT
+    if n == 4:
+        return 0
+    # A timestamp whose nanoseconds exceed a second breaks readers.
+    if n == 8:
+        return 0 if (c_load32(body) >> 2) <= 999999999 else SCAN_EXT
+    if n == 12:
+        return 0 if c_load32(body) <= 999999999 else SCAN_EXT
+    return SCAN_EXT
+
+
+cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil:
+    cdef uint64_t stack[SCAN_MAX_NESTING]  # values still to come, per open container
+    cdef uint64_t left = 1, count, n
+    cdef int depth = 0, head
+    cdef unsigned char b
+    cdef bint opens
+    while True:
+        # One value begins at pos.
+        if pos >= end:
+            return SCAN_TRUNCATED
+        b = p[pos]
+        pos += 1
+        left -= 1
+        opens = False
+        count = 0
+        if b < 0x80 or b >= 0xE0:
+            pass
+        elif b >= 0xC0:
+            if b == 0xC0 or b == 0xC2 or b == 0xC3:
+                pass
+            elif b == 0xC1:
+                return SCAN_RESERVED
+            elif b <= 0xC6:  # bin 8, 16, 32
+                head = 1 << (b - 0xC4)
+                if end - pos < head:
+                    return SCAN_TRUNCATED
+                n = p[pos] if head == 1 else c_load16(p + pos) if head == 2 else c_load32(p + pos)
+                pos += head
+                if <uint64_t> (end - pos) < n:
+                    return SCAN_TRUNCATED
+                pos += n
+            elif b <= 0xC9:  # ext 8, 16, 32
+                head = 1 << (b - 0xC7)
+                if end - pos < head + 1:
+                    return SCAN_TRUNCATED
+                n = p[pos] if head == 1 else c_load16(p + pos) if head == 2 else c_load32(p + pos)
+                pos += head + 1
+                if <uint64_t> (end - pos) < n:
+                    return SCAN_TRUNCATED
+                if c_ext(p + pos, n, <int8_t> p[pos - 1], notes) != 0:
+                    return SCAN_EXT
+                pos += n
+            elif b == 0xCA:
+                pos += 4
+            elif b == 0xCB:
+                pos += 8
+            elif b <= 0xD3:  # uint 8 to 64, int 8 to 64
+                if b == 0xCF or b == 0xD3:
+                    notes[0] |= NOTE_INT64
+                pos += 1 << (b & 3)
+            elif b <= 0xD8:  # fixext 1, 2, 4, 8, 16
+                n = 1 << (b - 0xD4)
+                if <uint64_t> (end - pos) < n + 1:
+                    return SCAN_TRUNCATED
+                pos += 1
+                if c_ext(p + pos, n, <int8_t> p[pos - 1], notes) != 0:
+                    return SCAN_EXT
+                pos += n
+            elif b <= 0xDB:  # str 8, 16, 32
+                head = 1 << (b - 0xD9)
+                if end - pos < head:
+                    return SCAN_TRUNCATED
+                n = p[pos] if head == 1 else c_load16(p + pos) if head == 2 else c_load32(p + pos)
+                pos += head
+                if <uint64_t> (end - pos) < n:
+                    return SCAN_TRUNCATED
+                if not c_utf8(p + pos, n):
+                    return SCAN_UTF8
+                pos += n
+            else:  # array 16, 32, map 16, 32
+                head = 4 if b & 1 else 2
+                if end - pos < head:
+                    return SCAN_TRUNCATED
+                count = c_load16(p + pos) if head == 2 else c_load32(p + pos)
+                pos += head
+                if b >= 0xDE:
+                    count *= 2
+                opens = True
+            if pos > end:
+                return SCAN_TRUNCATED
+        elif b >= 0xA0:
+            n = b & 0x1F
+            if <uint64_t> (end - pos) < n:
+                return SCAN_TRUNCATED
+            if not c_utf8(p + pos, n):
+                return SCAN_UTF8
+            pos += n
+        else:
+            count = b & 0x0F
+            if b < 0x90:
+                count *= 2
+            opens = True
+        if opens:
+            if depth == SCAN_MAX_NESTING:
+                return SCAN_DEEP
+            # Each value takes at least a byte, so a count that cannot fit is refused at once.
+            if count > <uint64_t> (end - pos):
+                return SCAN_TRUNCATED
+            if count:
+                stack[depth] = left
+                depth += 1
+                left = count
+                continue
+        while left == 0:
+            if depth == 0:
+                return pos
+            depth -= 1
+            left = stack[depth]
+
+
+cdef Py_ssize_t c_str(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                      const unsigned char **s, Py_ssize_t *n) noexcept nogil:
+    cdef unsigned char b
+    cdef Py_ssize_t size
+    if pos >= end:
+        return SCAN_TRUNCATED
+    b = p[pos]
+    pos += 1
+    if (b & 0xE0) == 0xA0:
+        size = b & 0x1F
+    elif b == 0xD9:
+        if end - pos < 1:
+            return SCAN_TRUNCATED
+        size = p[pos]
+        pos += 1
+    elif b == 0xDA:
+        if end - pos < 2:
+            return SCAN_TRUNCATED
+        size = c_load16(p + pos)
+        pos += 2
+    elif b == 0xDB:
+        if end - pos < 4:
+            return SCAN_TRUNCATED
+        size = c_load32(p + pos)
+        pos += 4
+    else:
+        return SCAN_TYPE
+    if end - pos < size:
+        return SCAN_TRUNCATED
+    s[0] = p + pos
+    n[0] = size
+    return pos + size
+
+
+cdef Py_ssize_t c_map(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil:
+    cdef unsigned char b
+    if pos >= end:
+        return SCAN_TRUNCATED
+    b = p[pos]
+    pos += 1
+    if (b & 0xF0) == 0x80:
+        n[0] = b & 0x0F
+    elif b == 0xDE:
+        if end - pos < 2:
+            return SCAN_TRUNCATED
+        n[0] = c_load16(p + pos)
+        pos += 2
+    elif b == 0xDF:
+        if end - pos < 4:
+            return SCAN_TRUNCATED
+        n[0] = c_load32(p + pos)
+        pos += 4
+    else:
+        return SCAN_TYPE
+    if n[0] > (end - pos) // 2:
+        return SCAN_TRUNCATED
+    return pos
+
+
+cdef Py_ssize_t c_array(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil:
+    cdef unsigned char b
+    if pos >= end:
+        return SCAN_TRUNCATED
+    b = p[pos]
+    pos += 1
+    if (b & 0xF0) == 0x90:
+        n[0] = b & 0x0F
+    elif b == 0xDC:
+        if end - pos < 2:
+            return SCAN_TRUNCATED
+        n[0] = c_load16(p + pos)
+        pos += 2
+    elif b == 0xDD:
+        if end - pos < 4:
+            return SCAN_TRUNCATED
+        n[0] = c_load32(p + pos)
+        pos += 4
+    else:
+        return SCAN_TYPE
+    if n[0] > end - pos:
+        return SCAN_TRUNCATED
+    return pos
+
+
+cdef Py_ssize_t c_number(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                         double *value, bint *is_int) noexcept nogil:
+    cdef unsigned char b
+    cdef int size
+    cdef uint32_t word32
+    cdef uint64_t word64
+    cdef float single
+    if pos >= end:
+        return SCAN_TRUNCATED
+    b = p[pos]
+    pos += 1
+    is_int[0] = True
+    if b < 0x80:
+        value[0] = b
+        return pos
+    if b >= 0xE0:
+        value[0] = <int8_t> b
+        return pos
+    if b < 0xCA or b > 0xD3:
+        return SCAN_TYPE
+    size = 4 if b == 0xCA else 8 if b == 0xCB else 1 << (b & 3)
+    if end - pos < size:
+        return SCAN_TRUNCATED
+    if b == 0xCC:
+        value[0] = p[pos]
+    elif b == 0xCD:
+        value[0] = c_load16(p + pos)
+    elif b == 0xCE:
+        value[0] = c_load32(p + pos)
+    elif b == 0xCF:
+        value[0] = <double> c_load64(p + pos)
+    elif b == 0xD0:
+        value[0] = <int8_t> p[pos]
+    elif b == 0xD1:
+        value[0] = <int16_t> c_load16(p + pos)
+    elif b == 0xD2:
+        value[0] = <int32_t> c_load32(p + pos)
+    elif b == 0xD3:
+        value[0] = <double> <int64_t> c_load64(p + pos)
+    elif b == 0xCA:
+        word32 = c_load32(p + pos)
+        memcpy(&single, &word32, 4)
+        value[0] = single
+        is_int[0] = False
+    else:
+        word64 = c_load64(p + pos)
+        memcpy(value, &word64, 8)
+        is_int[0] = False
+    return pos + size
+
+
+cdef Py_ssize_t c_undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
+    cdef uint32_t notes = 0
+    if pos >= end:
+        return SCAN_TRUNCATED
+    if not (0xC7 <= p[pos] <= 0xC9 or 0xD4 <= p[pos] <= 0xD8):
+        return SCAN_TYPE
+    pos = c_skip(p, pos, end, &notes)
+    if pos >= 0 and not notes & NOTE_UNDEFINED:
+        return SCAN_TYPE
+    return pos
+
+
+cdef int c_raise(Py_ssize_t error) except -1:
+    if error == SCAN_TRUNCATED:
+        raise ProtocolError("the bytes end inside a value")
+    if error == SCAN_DEEP:
+        raise ProtocolError(f"nested deeper than {SCAN_MAX_NESTING} levels")
+    if error == SCAN_UTF8:
+        raise ProtocolError("a text is not valid UTF-8")
+    if error == SCAN_EXT:
+        raise ProtocolError("an extension type is unknown or malformed")
+    if error == SCAN_RESERVED:
+        raise ProtocolError("the byte c1 has no meaning")
+    raise ProtocolError("a value has another type than expected")
+
+
+def skip(const unsigned char[::1] data not None, Py_ssize_t pos=0):
+    """Step over the value at ``pos`` and return ``(position after it, notes)``.
+
+    ``notes`` is a sum of 1 (64-bit integer form), 2 (typed buffer) and 4
+    (undefined). O(n) in the bytes of the value, without recursion and without
+    allocation. Raises ProtocolError for bytes that are no valid value.
+    """
+    cdef uint32_t notes = 0
+    cdef Py_ssize_t after
+    cdef Py_ssize_t end = data.shape[0]
+    if pos < 0 or pos >= end:
+        c_raise(SCAN_TRUNCATED)
+    after = c_skip(&data[0], pos, end, &notes)
+    if after < 0:
+        c_raise(after)
+    return after, notes
