@@ -13,10 +13,7 @@ is the only way out of the active state, and a job becomes terminal only in
 Not thread-safe: the host takes one lock per call.
 """
 
-from collections import deque
-
-import cython
-
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
@@ -36,6 +33,8 @@ from qcore.structs.siphash cimport siphash13
 from qcore.structs.skiplist cimport Key, SkipList, SkipNode
 from qcore.structs.slab cimport slab_alloc, slab_at, slab_dealloc, slab_free, slab_init, slab_nbytes
 from qcore.structs.tokens cimport CompletionTokens, TokenEntry
+
+from collections import deque
 
 from qcore import limits
 from qcore.engine.backoff import backoff_ms
@@ -296,7 +295,7 @@ cdef class Engine:
         cdef Py_ssize_t n = self.c_id_text(job, buffer, &text)
         return PyUnicode_DecodeUTF8(text, n, NULL)
 
-    cdef uint32_t c_slot(self, str job_id):
+    cdef uint32_t c_slot(self, str job_id) except? 0:
         cdef Py_ssize_t n
         cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
         return self.c_find(text, n)
@@ -664,10 +663,10 @@ cdef class Engine:
         cdef bint again
         self.c_leave_active(q, slot, job, run)
         job.attempts += 1
-        self.c_history(job, run, extra, reason, error, now_ms)
+        again = not final and job.attempts < job.max_attempts
+        self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
             extra["stacktrace"] = stack
-        again = not final and job.attempts < job.max_attempts
         if q.event_mask & EV_FAILED:
             self.c_emit(EV_FAILED, q, job, now_ms, (error, not again))
         if not again:
@@ -703,7 +702,7 @@ cdef class Engine:
             "attempt": job.attempts,
             "startedAt": run.started_ms,
             "failedAt": now_ms,
-            "reason": reason if reason in ("timeout", "stalled") else "explicit_fail",
+            "reason": reason,
             "error": error,
             "duration": now_ms - run.started_ms,
         })
@@ -776,7 +775,7 @@ cdef class Engine:
             reason, error = "max_attempts_exceeded", dead_error
         elif q.max_stalls and job.stalls >= q.max_stalls:
             reason, error = "stalled", stalled_error
-        self.c_history(job, run, extra, "stalled", error, now_ms)
+        self.c_history(job, run, extra, reason or "stalled", error, now_ms)
         if q.event_mask & EV_STALLED:
             self.c_emit(EV_STALLED, q, job, now_ms, reason)
         if reason is not None:

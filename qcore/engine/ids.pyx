@@ -3,11 +3,10 @@
 All randomness of the engine comes from here, so a run replays from its seed.
 """
 
+cimport cython
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
-
-import cython
 
 from qcore.structs.siphash cimport siphash24_u64
 
@@ -59,18 +58,18 @@ cdef class IdSource:
         cdef uint64_t random = self.c_random()
         if stamp > (self.last_hi & ~<uint64_t>0xFFFF):
             # Start in the lower half, so that a burst has room before it borrows from the next millisecond.
-            self.last_hi = stamp | VERSION_7 | ((random >> 53) & 0x3FF)
+            self.last_hi = stamp | VERSION_7 | (random & 0x3FF)
         elif (self.last_hi & 0xFFF) == 0xFFF:
             self.last_hi = ((self.last_hi & ~<uint64_t>0xFFFF) + 0x10000) | VERSION_7
         else:
             self.last_hi += 1
         hi[0] = self.last_hi
-        lo[0] = (<uint64_t>1 << 63) | (random & 0x3FFFFFFFFFFFFFFF)
+        lo[0] = (<uint64_t>1 << 63) | (random >> 2)
 
     cdef void c_next_token(self, int64_t now_ms, uint64_t *hi, uint64_t *lo) noexcept nogil:
         """A lease token in the same layout, with 74 random bits; never zero."""
         hi[0] = ((<uint64_t>now_ms) << 16) | VERSION_7 | (self.c_random() & 0xFFF)
-        lo[0] = (<uint64_t>1 << 63) | (self.c_random() & 0x3FFFFFFFFFFFFFFF)
+        lo[0] = (<uint64_t>1 << 63) | (self.c_random() >> 2)
 
     def next_id(self, int64_t now_ms):
         """The next job id as text."""
