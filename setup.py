@@ -28,8 +28,9 @@ MODULES = [
     "qcore.engine.ids",
     "qcore.engine.job",
     "qcore.engine.engine",
-    "qcore.broker.jobview",
     "qcore.broker.rows",
+    "qcore.broker.jobview",
+    "qcore.broker.core",
     "qcore.broker.session",
 ]
 

@@ -119,6 +119,7 @@ cdef class Engine:
 
     # identity
     cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept
+    cdef uint32_t c_find_number(self, uint64_t hi, uint64_t lo) noexcept
     cdef Py_ssize_t c_id_text(self, Job *job, char *buffer, const char **text) noexcept
     cdef str c_id(self, Job *job)
 

@@ -257,24 +257,39 @@ cdef class Engine:
 
     cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept:
         """Slot of the job with that id, 0 = none. O(1)."""
-        cdef uint64_t ids[2]
-        cdef uint64_t hashed
-        cdef bint number = uuid_parse(text, n, &ids[0], &ids[1])
+        cdef uint64_t hi, lo, hashed
         cdef Py_ssize_t cursor
         cdef uint32_t slot
         cdef Job *job
         cdef Blob *blob
-        hashed = self.c_hash(ids, 16) if number else self.c_hash(text, n)
+        if uuid_parse(text, n, &hi, &lo):
+            return self.c_find_number(hi, lo)
+        hashed = self.c_hash(text, n)
         slot = self.index.c_find(hashed, &cursor)
         while slot:
             job = self.job_at(slot)
-            if number:
-                if not job.flags & F_TEXT_ID and job.id_hi == ids[0] and job.id_lo == ids[1]:
-                    return slot
-            elif job.flags & F_TEXT_ID:
+            if job.flags & F_TEXT_ID:
                 blob = <Blob *>job.id_hi
                 if blob.size == <size_t>n and memcmp(blob_bytes(blob), text, n) == 0:
                     return slot
+            slot = self.index.c_next(hashed, &cursor)
+        return 0
+
+    cdef uint32_t c_find_number(self, uint64_t hi, uint64_t lo) noexcept:
+        """The same for an id in UUID form."""
+        cdef uint64_t ids[2]
+        cdef Py_ssize_t cursor
+        cdef uint64_t hashed
+        cdef uint32_t slot
+        cdef Job *job
+        ids[0] = hi
+        ids[1] = lo
+        hashed = self.c_hash(ids, 16)
+        slot = self.index.c_find(hashed, &cursor)
+        while slot:
+            job = self.job_at(slot)
+            if not job.flags & F_TEXT_ID and job.id_hi == hi and job.id_lo == lo:
+                return slot
             slot = self.index.c_next(hashed, &cursor)
         return 0
 

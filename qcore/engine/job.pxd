@@ -76,6 +76,7 @@ cdef struct Run:                # a delivery, and later the outcome
     Blob *result                # NULL = none, which is not null
     uint32_t deadline           # handle in the engine's deadline heap
     uint32_t renewals
+    uint32_t mark               # batch that last named this delivery
     uint32_t job                # slot of the job
     uint32_t prev, next         # Run slots of the queue's jobs in the same state, oldest first
     uint32_t session            # owner of the delivery; 0 = nobody

@@ -1,0 +1,86 @@
+from cpython.pythread cimport PyThread_type_lock
+from libc.stdint cimport int64_t, uint32_t
+
+from qcore.engine.engine cimport Engine, Queue
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.wire.writer cimport Writer
+
+
+cdef class Outlet:
+    """What the broker needs of a session: where replies go, and how to say that there are some."""
+    cdef Writer out             # frames ready to be sent
+    cdef Writer held            # replies to changes of the gathering cut
+    cdef Writer held_adds       # replies to durable adds of the gathering cut
+    cdef bint holding           # listed in Broker.holding
+    cdef readonly bint closed
+    cdef readonly uint32_t number
+    cdef uint32_t caps
+    cdef object on_output
+
+
+cdef class Wait:
+    """A pull that waits for a job."""
+    cdef Outlet outlet
+    cdef Queue queue
+    cdef Py_ssize_t count       # 0 = a single job
+    cdef int64_t lease_ms       # 0 = without a lease
+    cdef uint32_t session
+    cdef bytes req_id           # packed; None = none
+    cdef uint32_t handle        # in the heap of ends; 0 = over
+    cdef uint32_t number
+
+
+cdef class Broker:
+    cdef readonly Engine engine
+    cdef readonly object store
+    cdef readonly object clock          # None = the machine's clocks
+    cdef PyThread_type_lock lock
+    cdef readonly bint durable          # a store that outlives the process is there
+    cdef readonly bint hold_adds, hold_changes, hold_pulls
+    cdef readonly bint sync
+    cdef int64_t flush_ns
+    cdef int64_t now_ms, now_ns
+    # the gathering cut
+    cdef list holding                   # outlets with held replies
+    cdef list staged                    # slots of durable adds
+    cdef int64_t dirty_since_ns         # 0 = nothing buffered
+    # the cut on its way to the store
+    cdef readonly bint committing
+    cdef list flight                    # (outlet, held bytes, held adds bytes)
+    cdef list flight_staged
+    cdef object flight_cut
+    cdef object unwritten               # cut that failed, to be written with the next
+    cdef int64_t retry_at_ns, retry_wait_ns
+    cdef readonly object degraded       # None, or (error text, kind, since ms)
+    # waiting pulls
+    cdef DelayHeap ends
+    cdef dict waits                     # number -> Wait
+    cdef dict queue_waits               # queue index -> deque of Wait
+    cdef uint32_t wait_number
+    # sessions
+    cdef list free_numbers
+    cdef uint32_t last_number
+    cdef list to_notify
+    cdef readonly dict workers
+    cdef readonly bint closed, intake
+    cdef readonly Py_ssize_t unflushed_limit
+    cdef readonly int64_t started_ms
+    cdef uint32_t batch         # mark of the batch that is being judged
+
+    cdef int c_enter(self) except -1
+    cdef c_leave(self)
+    cdef int c_tick(self) except -1
+    cdef int c_note(self) except -1
+    cdef Writer c_reply(self, Outlet outlet, bint held, bint add)
+    cdef int c_notify(self, Outlet outlet) except -1
+    cdef Py_ssize_t c_deliver(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
+                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too) except -1
+    cdef int c_wait(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
+                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1
+    cdef int c_serve(self) except -1
+    cdef int c_end_wait(self, Wait wait) except -1
+    cdef bint c_commit_wanted(self) noexcept
+    cdef c_begin_commit(self)
+    cdef int c_due(self) except -1
+    cdef int64_t c_next_due(self, int more) except? -2
+    cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view)

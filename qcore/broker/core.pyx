@@ -1,0 +1,599 @@
+"""The broker: one engine, its store, its clock, its waiting pulls and its commits.
+
+Everything that has to happen around a pure engine: reading the clocks, one lock,
+taking consistent cuts and holding the replies that promise their commit, ending
+long polls. It knows bytes and sessions, but no sockets and no threads: its host
+calls :meth:`Broker.pump` (a server, from its loop) or :meth:`Broker.settle` (an
+embedded caller, from its own thread).
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.pythread cimport (
+    NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
+    PyThread_release_lock,
+)
+from libc.stdint cimport int64_t, uint32_t
+from libc.time cimport time_t
+
+from qcore.broker.jobview cimport VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
+from qcore.broker.rows cimport c_take_rows
+from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.ids cimport uuid_text
+from qcore.engine.job cimport COMPLETED, FAILED, STAGED, Job, Run
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.structs.skiplist cimport Key
+from qcore.wire.writer cimport Packed, Writer, c_packed
+
+import os
+from collections import deque
+
+import msgpack
+
+from qcore import limits
+from qcore.errors import ClosedError, StoreError
+from qcore.store.base import Cut
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *t)
+    int CLOCK_REALTIME
+    int CLOCK_MONOTONIC
+
+cdef enum:
+    RETRY_FIRST_NS = 200000000
+    RETRY_MOST_NS = 30000000000
+
+cdef bytes K_OK = b"\xa2ok\xc3"
+cdef bytes K_JOB = b"\xa3job", K_JOBS = b"\xa4jobs", K_TOKEN = b"\xa5token", K_TOKENS = b"\xa6tokens"
+cdef bytes K_REQ_ID = b"\xa5reqId"
+
+
+cdef inline int _raw(Writer w, bytes piece) except -1:
+    return w.c_raw(PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
+
+
+cdef class Outlet:
+    pass
+
+
+@cython.final
+cdef class Wait:
+    pass
+
+
+@cython.final
+cdef class Broker:
+    """One engine with its store, for one process.
+
+    ``store`` None keeps everything in memory. ``clock`` None reads the machine's
+    clocks. ``hold_changes`` lets replies to acknowledgements, failures and control
+    wait for their commit, ``hold_adds`` those to adds, ``hold_pulls`` those to pulls.
+    Thread-safe: one lock per call, about 20 ns when nobody else wants it.
+    """
+
+    def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
+                  bint hold_adds=False, bint hold_pulls=False, bint sync=False, int flush_ms=10,
+                  Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS):
+        self.lock = PyThread_allocate_lock()
+        if self.lock == NULL:
+            raise MemoryError
+        self.store = store
+        self.durable = store is not None
+        self.clock = clock
+        self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
+                             max_completed=max_completed)
+        self.hold_changes = hold_changes and self.durable
+        self.hold_adds = hold_adds and self.durable
+        self.hold_pulls = hold_pulls and self.durable
+        self.sync = sync
+        self.flush_ns = <int64_t>flush_ms * 1000000
+        self.unflushed_limit = unflushed_limit
+        self.holding = []
+        self.staged = []
+        self.ends = DelayHeap()
+        self.waits = {}
+        self.queue_waits = {}
+        self.free_numbers = []
+        self.to_notify = []
+        self.workers = {}
+        self.intake = True
+        self.c_tick()
+        self.started_ms = self.now_ms
+
+    def __dealloc__(self):
+        if self.lock != NULL:
+            PyThread_free_lock(self.lock)
+
+    # --- the lock and the clocks --------------------------------------------------------
+
+    cdef int c_enter(self) except -1:
+        """Take the lock and read the clocks; pairs with :meth:`c_leave`."""
+        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
+            with nogil:
+                PyThread_acquire_lock(self.lock, WAIT_LOCK)
+        self.c_tick()
+        return 0
+
+    cdef c_leave(self):
+        """Release the lock, then tell the outlets that got output from somebody else's call."""
+        cdef list tell = None
+        cdef Outlet outlet
+        if self.to_notify:
+            tell = self.to_notify
+            self.to_notify = []
+        PyThread_release_lock(self.lock)
+        if tell is not None:
+            for outlet in tell:
+                if outlet.on_output is not None:
+                    outlet.on_output()
+
+    cdef int c_tick(self) except -1:
+        cdef timespec t
+        if self.clock is None:
+            clock_gettime(CLOCK_REALTIME, &t)
+            self.now_ms = <int64_t>t.tv_sec * 1000 + t.tv_nsec // 1000000
+            clock_gettime(CLOCK_MONOTONIC, &t)
+            self.now_ns = <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+        else:
+            self.now_ms = self.clock.now_ms()
+            self.now_ns = self.clock.now_ns()
+        return 0
+
+    def __enter__(self):
+        """Hold the lock for several engine calls (for generic handlers)."""
+        self.c_enter()
+        return self
+
+    def __exit__(self, *exc):
+        self.c_leave()
+
+    @property
+    def wall_ms(self):
+        """The wall clock as of the present call."""
+        return self.now_ms
+
+    @property
+    def monotonic_ns(self):
+        """The monotonic clock as of the present call."""
+        return self.now_ns
+
+    # --- replies --------------------------------------------------------------------------
+
+    cdef int c_notify(self, Outlet outlet) except -1:
+        if outlet.on_output is not None:
+            self.to_notify.append(outlet)
+        return 0
+
+    cdef Writer c_reply(self, Outlet outlet, bint held, bint add):
+        """Where a reply is written: out at once, or held until the commit of the gathering cut."""
+        if not held:
+            return outlet.out
+        if not outlet.holding:
+            outlet.holding = True
+            self.holding.append(outlet)
+        return outlet.held_adds if add else outlet.held
+
+    cdef int c_note(self) except -1:
+        """After a change: start the clock of the flush window."""
+        if self.durable and not self.dirty_since_ns and self.engine.n_changes:
+            self.dirty_since_ns = self.now_ns
+        return 0
+
+    # --- delivery ---------------------------------------------------------------------------
+
+    cdef Py_ssize_t c_deliver(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
+                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too) except -1:
+        """Claim up to ``count`` jobs (0: one, in the form of a single pull) and write the reply.
+
+        How many. Without a job nothing is written unless ``empty_too``. Stops before the
+        reply passes its bound, so a large backlog of large payloads comes in several replies.
+        """
+        cdef Engine engine = self.engine
+        cdef Writer w
+        cdef Py_ssize_t n = 0, at, most = count if count else 1
+        cdef uint32_t slot, following
+        cdef Job *job
+        cdef Run *run
+        cdef Key key
+        cdef char text[36]
+        cdef list tokens = None
+        cdef uint32_t slots[1000]
+        cdef Py_ssize_t size = 0, i
+        if self.intake:
+            while n < most:
+                slot = engine.c_claim(q, self.now_ms, self.now_ns, lease_ms, session)
+                if not slot:
+                    break
+                slots[n] = slot
+                n += 1
+                job = engine.job_at(slot)
+                size += 900 + (job.data.size if job.data != NULL else 0)
+                if q.ready.c_first(&key, &following):
+                    job = engine.job_at(following)
+                    if size + 900 + (job.data.size if job.data != NULL else 0) > limits.MAX_PULL_REPLY_BYTES:
+                        break
+        if n == 0 and not empty_too:
+            return 0
+        w = self.c_reply(outlet, self.hold_pulls and n > 0, False)
+        at = w.c_open()
+        w.c_map(2 + (1 if lease_ms else 0) + (1 if req_id != NULL else 0))
+        _raw(w, K_OK)
+        if count == 0:
+            _raw(w, K_JOB)
+            if n:
+                c_write_job(w, engine, slots[0], VIEW_DELIVERY, outlet.caps)
+            else:
+                w.c_nil()
+        else:
+            _raw(w, K_JOBS)
+            w.c_array(n)
+            for i in range(n):
+                c_write_job(w, engine, slots[i], VIEW_DELIVERY, outlet.caps)
+        if lease_ms:
+            if count == 0:
+                _raw(w, K_TOKEN)
+            else:
+                _raw(w, K_TOKENS)
+                w.c_array(n)
+            for i in range(n):
+                run = engine.run_at(engine.job_at(slots[i]).run)
+                uuid_text(run.token_hi, run.token_lo, text)
+                w.c_str(text, 36)
+            if count == 0 and n == 0:
+                w.c_nil()
+        if req_id != NULL:
+            _raw(w, K_REQ_ID)
+            w.c_raw(req_id, req_id_n)
+        w.c_close(at)
+        if n:
+            self.c_note()
+        return n
+
+    cdef int c_wait(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
+                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1:
+        """Let a pull wait. Waits of one queue are served in the order in which they came."""
+        cdef Wait wait = Wait()
+        self.wait_number += 1
+        wait.number = self.wait_number
+        wait.outlet = outlet
+        wait.queue = q
+        wait.count = count
+        wait.lease_ms = lease_ms
+        wait.session = session
+        wait.req_id = None if req_id == NULL else PyBytes_FromStringAndSize(<char *>req_id, req_id_n)
+        wait.handle = self.ends.c_push(self.now_ns + timeout_ms * 1000000, wait.number, wait.number)
+        self.waits[wait.number] = wait
+        waiting = self.queue_waits.get(q.index)
+        if waiting is None:
+            waiting = self.queue_waits[q.index] = deque()
+        waiting.append(wait)
+        q.n_waits += 1
+        return 0
+
+    cdef int c_end_wait(self, Wait wait) except -1:
+        """The wait is over, one way or another. Its place in the line is skipped when met."""
+        if wait.handle:
+            self.ends.c_remove(wait.handle)
+            wait.handle = 0
+        del self.waits[wait.number]
+        wait.queue.n_waits -= 1
+        return 0
+
+    cdef int c_serve(self) except -1:
+        """Give jobs to the waits of the queues that were woken."""
+        cdef Engine engine = self.engine
+        cdef Queue q
+        cdef Wait wait
+        cdef object waiting
+        cdef const unsigned char *req_id
+        cdef list woken
+        while engine.woken:
+            woken = engine.woken
+            engine.woken = []
+            for q in woken:
+                q.woken = False
+                waiting = self.queue_waits.get(q.index)
+                while waiting:
+                    wait = <Wait>waiting[0]
+                    if not wait.handle:
+                        waiting.popleft()
+                        continue
+                    req_id = NULL
+                    if wait.req_id is not None:
+                        req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
+                    if not self.c_deliver(wait.outlet, q, wait.count, wait.lease_ms, wait.session, req_id,
+                                          0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False):
+                        break
+                    waiting.popleft()
+                    self.c_end_wait(wait)
+                    self.c_notify(wait.outlet)
+                if waiting is not None and not waiting:
+                    del self.queue_waits[q.index]
+        return 0
+
+    def end_waits(self, Outlet outlet not None):
+        """End the waits of an outlet without an answer; its connection is gone."""
+        cdef Wait wait
+        for wait in [w for w in self.waits.values() if (<Wait>w).outlet is outlet]:
+            self.c_end_wait(wait)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    cdef int c_due(self) except -1:
+        """Do what is due by now. 1 if more is due at once."""
+        cdef int more = self.engine.c_advance(self.now_ms, self.now_ns)
+        cdef int64_t due
+        cdef uint32_t number
+        cdef Wait wait
+        cdef const unsigned char *req_id
+        if self.engine.woken:
+            self.c_serve()
+        while self.ends.c_first(&due, &number) and due <= self.now_ns:
+            wait = <Wait>self.waits[number]
+            req_id = NULL
+            if wait.req_id is not None:
+                req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
+            self.c_end_wait(wait)
+            self.c_deliver(wait.outlet, wait.queue, wait.count, wait.lease_ms, wait.session, req_id,
+                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True)
+            self.c_notify(wait.outlet)
+        self.c_note()
+        return more
+
+    cdef int64_t c_next_due(self, int more) except? -2:
+        """Nanoseconds until something is due; -1 when nothing is."""
+        cdef int64_t left = -1, due
+        cdef uint32_t item
+        found = self.engine.next_due(self.now_ms, self.now_ns)
+        if found is not None:
+            left = found
+        if self.ends.c_first(&due, &item) and (left < 0 or due - self.now_ns < left):
+            left = max(0, due - self.now_ns)
+        if not self.committing and (self.dirty_since_ns or self.unwritten is not None):
+            due = self.retry_at_ns if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
+            if left < 0 or due - self.now_ns < left:
+                left = max(0, due - self.now_ns)
+        return 0 if more else left
+
+    def pump(self):
+        """One turn: do what is due. Returns (seconds until the next turn or None, cut to commit or None).
+
+        A returned cut must be committed and reported to :meth:`end_commit`.
+        """
+        cdef int more
+        cdef int64_t left
+        cdef object cut = None
+        self.c_enter()
+        try:
+            more = self.c_due()
+            if self.c_commit_wanted():
+                cut = self.c_begin_commit()
+            left = self.c_next_due(more)
+        finally:
+            self.c_leave()
+        return (None if left < 0 else left * 1e-9, cut)
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    cdef bint c_commit_wanted(self) noexcept:
+        """At once when somebody waits; else when the flush window is over. Not while one runs."""
+        if not self.durable or self.committing:
+            return False
+        if self.retry_at_ns:
+            return self.now_ns >= self.retry_at_ns
+        if self.holding:
+            return True
+        return self.dirty_since_ns != 0 and self.now_ns - self.dirty_since_ns >= self.flush_ns
+
+    cdef c_begin_commit(self):
+        """Take the cut: every change so far, and the replies that promise it."""
+        cdef Outlet outlet
+        cdef list flight = []
+        inserts, updates, deletes, names, queues = c_take_rows(self.engine, self.now_ms, self.now_ns)
+        cut = Cut(inserts, updates, deletes, names, queues)
+        if self.unwritten is not None:
+            cut = self.unwritten.merge_under(cut)
+            self.unwritten = None
+        for outlet in self.holding:
+            outlet.holding = False
+            flight.append((outlet, outlet.held.take(), outlet.held_adds.take()))
+        self.holding = []
+        self.flight = flight
+        self.flight_staged = self.staged
+        self.staged = []
+        self.flight_cut = cut
+        self.dirty_since_ns = 0
+        self.committing = True
+        return cut
+
+    def begin_commit(self):
+        """Take a cut now if there is anything to write or to answer and none is on its way; else None."""
+        self.c_enter()
+        try:
+            if self.committing or not self.durable or (self.retry_at_ns and self.now_ns < self.retry_at_ns):
+                return None
+            if not (self.holding or self.unwritten is not None or self.engine.n_changes):
+                return None
+            return self.c_begin_commit()
+        finally:
+            self.c_leave()
+
+    def end_commit(self, object error=None):
+        """The cut was committed, or was not: release the replies that waited for it.
+
+        After a failure the changes stay in memory and are written with the next cut;
+        durable adds are dropped, and every waiting caller is told what it can rely on.
+        """
+        cdef Outlet outlet
+        cdef uint32_t slot
+        self.c_enter()
+        try:
+            flight, self.flight = self.flight, None
+            staged, self.flight_staged = self.flight_staged, None
+            self.committing = False
+            if error is None:
+                self.retry_at_ns = self.retry_wait_ns = 0
+                self.degraded = None
+                for slot in staged:
+                    self.engine.c_publish(slot, self.now_ms)
+            else:
+                self.unwritten = self.flight_cut
+                self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)
+                self.retry_at_ns = self.now_ns + self.retry_wait_ns
+                self.degraded = (str(error), getattr(error, "kind", "other"),
+                                 self.degraded[2] if self.degraded is not None else self.now_ms)
+                for slot in staged:
+                    self.engine.c_forget(slot)
+            self.flight_cut = None
+            for outlet, held, held_adds in flight:
+                if outlet.closed:
+                    continue
+                if error is None:
+                    _raw(outlet.out, held)
+                    _raw(outlet.out, held_adds)
+                else:
+                    kind = self.degraded[1]
+                    why = "disk full" if kind == "full" else "storage error"
+                    _refuse_held(outlet.out, held, f"Outcome unknown: applied in memory, not yet on disk ({why})")
+                    _refuse_held(outlet.out, held_adds, f"Nothing was stored ({why})")
+                self.c_notify(outlet)
+            if self.engine.woken:
+                self.c_serve()
+            self.c_note()
+        finally:
+            self.c_leave()
+
+    def settle(self, Outlet outlet not None):
+        """Take a cut for a caller that waits, if that is possible now.
+
+        Returns (still waiting, cut or None). For embedded callers, who commit by themselves.
+        """
+        self.c_enter()
+        try:
+            if not outlet.holding and not (self.flight is not None
+                                           and any(entry[0] is outlet for entry in self.flight)):
+                return (False, None)
+            if self.committing or not outlet.holding:
+                return (True, None)
+            return (True, self.c_begin_commit())
+        finally:
+            self.c_leave()
+
+    # --- sessions ------------------------------------------------------------------------------------
+
+    def adopt(self, Outlet outlet not None):
+        """Give a new session its number."""
+        self.c_enter()
+        try:
+            if self.closed:
+                raise ClosedError("the engine is closed")
+            if self.free_numbers:
+                outlet.number = self.free_numbers.pop()
+            else:
+                self.last_number += 1
+                outlet.number = self.last_number
+        finally:
+            self.c_leave()
+
+    def dismiss(self, Outlet outlet not None, *, bint release=True):
+        """A session ended: end its waits, give back its deliveries, forget its workers."""
+        self.c_enter()
+        try:
+            if outlet.closed:
+                return
+            outlet.closed = True
+            self.end_waits(outlet)
+            if release:
+                self.engine.close_session(outlet.number, self.now_ms)
+            for key in [k for k, worker in self.workers.items() if worker["session"] == outlet.number]:
+                del self.workers[key]
+            self.free_numbers.append(outlet.number)
+            self.c_note()
+            self.c_serve()
+        finally:
+            self.c_leave()
+
+    def stop_intake(self):
+        """Claim nothing more; everything else goes on. For a graceful stop."""
+        self.intake = False
+
+    @property
+    def n_active(self):
+        """Deliveries that are out."""
+        cdef Queue q
+        return sum([q.active.n for q in self.engine.queue_list[1:]])
+
+    def mark_closed(self):
+        """No further session is adopted."""
+        self.closed = True
+
+    def new_id(self):
+        """A fresh id from the broker's source."""
+        return self.engine.ids.next_id(self.now_ms)
+
+    @property
+    def unflushed(self):
+        """Changed jobs that no cut has taken yet."""
+        return self.engine.n_changes
+
+    # --- reads for generic handlers ----------------------------------------------------------------------
+
+    def job_packed(self, Outlet outlet not None, str job_id not None, bint with_state=True):
+        """One job as the packed job object, or None."""
+        cdef uint32_t slot = self.engine.c_slot(job_id)
+        if not slot or self.engine.job_at(slot).state == STAGED:
+            return None
+        return self.c_packed_job(outlet, slot, VIEW_STATE if with_state else VIEW_DELIVERY)
+
+    cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view):
+        cdef Writer w = Writer()
+        c_write_job(w, self.engine, slot, view, outlet.caps)
+        return c_packed(w.take())
+
+    def result_packed(self, Outlet outlet not None, str job_id not None):
+        """The result of a completed job as this reader can decode it, or None."""
+        cdef uint32_t slot = self.engine.c_slot(job_id)
+        cdef Writer w
+        cdef Run *run
+        if not slot or self.engine.job_at(slot).state != COMPLETED:
+            return None
+        run = self.engine.run_at(self.engine.job_at(slot).run)
+        if run.result == NULL:
+            return None
+        w = Writer()
+        c_write_payload(w, run.result, outlet.caps)
+        return c_packed(w.take())
+
+    def dead_letters(self, Outlet outlet not None, str queue not None):
+        """(packed job, entry time in ms, the extra dict) of every dead letter, oldest first."""
+        cdef Queue q = self.engine.queues.get(queue)
+        cdef uint32_t at
+        cdef Run *run
+        if q is None:
+            return
+        at = q.failed.head
+        while at:
+            run = self.engine.run_at(at)
+            at = run.next
+            yield (self.c_packed_job(outlet, run.job, VIEW_DELIVERY), run.finished_ms,
+                   <dict>self.engine.job_at(run.job).extra)
+
+
+cdef int _refuse_held(Writer out, bytes held, str text) except -1:
+    """Replace held replies by errors with the same request ids."""
+    cdef Py_ssize_t pos = 0, n, at, end = len(held)
+    while pos < end:
+        n = int.from_bytes(held[pos:pos + 4], "big")
+        reply = msgpack.unpackb(held[pos + 4:pos + 4 + n], strict_map_key=False,
+                                ext_hook=msgpack.ExtType, timestamp=0)
+        error = {"ok": False, "error": text}
+        if "reqId" in reply:
+            error["reqId"] = reply["reqId"]
+        at = out.c_open()
+        out.c_value(error)
+        out.c_close(at)
+        pos += 4 + n
+    return 0

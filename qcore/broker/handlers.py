@@ -1,0 +1,607 @@
+"""Commands in their general form: decode, check, run, answer.
+
+Runs under the broker's lock, called by a session for every frame that its compiled
+paths leave alone. Each handler gets the checked fields of one request and returns
+the fields of the reply, or None when it has answered by itself.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qcore.errors import CommandError, LeaseError, QError
+from qcore.limits import (
+    DEFAULT_ATTEMPTS,
+    DEFAULT_BACKOFF_MS,
+    DEFAULT_STACK_LINES,
+    MAX_DATA_BYTES,
+    MAX_STACK_LINES,
+)
+from qcore.wire import commands
+from qcore.wire.commands import Command
+from qcore.wire.envelope import BadEnvelope, decode
+from qcore.wire.writer import Packed, Writer
+
+if TYPE_CHECKING:
+    from qcore.broker.session import Session
+
+Fields = Mapping[str, Any]
+Reply = dict[str, object]
+
+PROTOCOL_VERSION = 3
+SERVER_NAME = "bunqueue"  # some clients may look at it; the version is ours
+CAPABILITIES = ("pipelining", "separate-job-name")
+#: Announced only to clients that list them; each changes what such a client gets.
+EXTENSIONS = {"int64": 1, "typed": 2, "outcomes": 4, "codes": 8}
+WORKER_STALE_MS = 30_000
+
+#: Options that are checked but not served. A value that asks for one is refused, never ignored.
+UNSERVED_OPTIONS = (
+    "uniqueKey",
+    "dedup",
+    "dependsOn",
+    "childrenIds",
+    "parentId",
+    "groupId",
+    "groupMaxSize",
+    "repeat",
+    "failParentOnFailure",
+    "removeDependencyOnFailure",
+    "ignoreDependencyOnFailure",
+    "continueParentOnFailure",
+)
+_KEPT_OPTIONS = ("ttl", "timeout", "stallTimeout", "tags", "keepLogs", "sizeLimit", "debounceId", "debounceTtl")
+
+
+def refuse_frame(frame: bytes, text: str) -> Reply:
+    """The error for a frame that is not run; its request id is echoed if it is a text."""
+    reply: Reply = {"ok": False, "error": text}
+    try:
+        request = decode(frame)
+    except BadEnvelope:
+        return reply
+    if isinstance(request, dict) and isinstance(request.get("reqId"), str):
+        reply["reqId"] = request["reqId"]
+    return reply
+
+
+def handle(session: Session, frame: bytes) -> int:
+    """Serve one frame. Every frame gets exactly one reply, now or later."""
+    try:
+        request = decode(frame)
+    except BadEnvelope:
+        return session.reply({"ok": False, "error": "Invalid command format"})
+    if request is None:
+        return session.reply({"ok": False, "error": "Invalid command format"})
+    if not isinstance(request, dict) or not request.get("cmd"):
+        return session.reply(_early("Invalid command", request))
+    cmd = request["cmd"]
+    if not session.authenticated and cmd != "Auth":
+        return session.reply(_early("Not authenticated", request))
+    handler = HANDLERS.get(cmd) if isinstance(cmd, str) else None
+    try:
+        if handler is None:
+            commands.find(cmd)  # has the text
+            raise CommandError(f"Unknown command: {cmd}")
+        command = commands.COMMANDS[cmd]
+        fields = commands.check(command, request)
+    except CommandError as error:
+        return session.reply(_early(error.message, request))
+    answer = Answer(session, request)
+    try:
+        reply = handler(answer, fields)
+    except QError as error:
+        reply = {"ok": False, "error": str(error)}
+        answer.held = False
+    if reply is None:
+        return 0
+    reply.setdefault("ok", True)
+    return answer.send(reply, command)
+
+
+def _early(text: str, request: object) -> Reply:
+    reply: Reply = {"ok": False, "error": text}
+    if isinstance(request, dict) and isinstance(request.get("reqId"), str):
+        reply["reqId"] = request["reqId"]
+    return reply
+
+
+class Answer:
+    """The reply to one request in the making."""
+
+    __slots__ = ("add", "held", "request", "session")
+
+    def __init__(self, session: Session, request: dict[str, object]) -> None:
+        self.session = session
+        self.request = request
+        self.held: bool | None = None
+        self.add = False
+
+    def send(self, reply: Reply, command: Command) -> int:
+        ordered: Reply = {"ok": reply.pop("ok"), **reply}
+        if "reqId" in self.request:
+            ordered["reqId"] = self.request["reqId"]
+        held = self.held
+        if held is None:
+            held = command.level == "committed" and self.session.broker.hold_changes
+        return self.session.reply(ordered, held=held, add=self.add)
+
+
+# --- session ---------------------------------------------------------------------------
+
+
+def _hello(answer: Answer, fields: Fields) -> Reply:
+    from qcore import __version__
+
+    session = answer.session
+    asked = fields.get("capabilities") or ()
+    extra = [name for name in EXTENSIONS if name in asked]
+    session.announce(sum(EXTENSIONS[name] for name in extra))
+    return {
+        "protocolVersion": PROTOCOL_VERSION,
+        "capabilities": [*CAPABILITIES, *extra],
+        "server": SERVER_NAME,
+        "version": __version__,
+    }
+
+
+def _auth(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    token = fields.get("token")
+    known = session.settings.tokens if session.settings is not None else ()
+    good = False
+    if isinstance(token, str):
+        for candidate in known:  # all of them, in constant time each
+            good |= hmac.compare_digest(candidate.encode(), token.encode())
+    if not good:
+        raise CommandError("Invalid token")
+    session.authenticated = True
+    return {}
+
+
+def _ping(answer: Answer, fields: Fields) -> Reply:
+    return {"data": {"pong": True, "time": answer.session.broker.wall_ms}}
+
+
+# --- adding -------------------------------------------------------------------------------
+
+
+def _push(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    options = dict(fields)
+    options["customId"] = options.pop("jobId", None)
+    _admissible(session, [options])
+    outcome = session.add(fields["queue"], [admission(options)])
+    _hold_add(answer, outcome.how)
+    return {"id": outcome.ids[0]}
+
+
+def _pushb(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    jobs: list[Fields] = fields["jobs"]
+    for index, options in enumerate(jobs):
+        try:
+            _admissible(session, [options])
+        except CommandError as error:
+            raise CommandError(f"jobs[{index}]: {error.message}") from None
+    outcome = session.add(fields["queue"], [admission(options) for options in jobs])
+    _hold_add(answer, outcome.how)
+    return {"ids": outcome.ids}
+
+
+def _hold_add(answer: Answer, how: str) -> None:
+    broker = answer.session.broker
+    answer.add = how == "staged"
+    answer.held = broker.durable if how in ("staged", "committed") else broker.hold_adds
+
+
+def _admissible(session: Session, jobs: list[Fields]) -> None:
+    """Refuse what cannot be admitted now, before anything changes."""
+    broker = session.broker
+    for options in jobs:
+        for name in UNSERVED_OPTIONS:
+            if options.get(name):
+                raise CommandError(f"{name} is not supported by this server yet")
+        for name in ("removeOnComplete", "removeOnFail"):
+            if not isinstance(options.get(name, False), bool):
+                raise CommandError(f"{name} must be a boolean: other forms are not supported by this server yet")
+        data = options.get("data")
+        limit = options.get("sizeLimit")
+        if isinstance(data, Packed):
+            if len(data) > MAX_DATA_BYTES:
+                raise CommandError("Job data too large (max 10MB)")
+            if limit is not None and len(data) > limit:
+                raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
+        if broker.degraded is not None:
+            kind = "disk full" if broker.degraded[1] == "full" else "storage error"
+            if options.get("durable"):
+                raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
+            if broker.unflushed > broker.unflushed_limit:
+                raise CommandError(f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})")
+
+
+def admission(options: Fields) -> dict[str, Any]:
+    """Checked job options in the form in which a session admits them."""
+    extra = {name: options[name] for name in _KEPT_OPTIONS if options.get(name) not in (None, [], ())}
+    if not extra.get("timeout"):
+        extra.pop("timeout", None)  # 0 = none
+    backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
+    if isinstance(backoff, Mapping):
+        extra["backoffConfig"] = dict(backoff)
+        backoff = backoff["delay"]
+    lines = options.get("stackTraceLimit", DEFAULT_STACK_LINES)
+    if lines != DEFAULT_STACK_LINES:
+        extra["stackTraceLimit"] = lines
+    data = options.get("data")
+    return {
+        "name": options.get("name", "default"),
+        "data": data.data if isinstance(data, Packed) else None,
+        "job_id": options.get("customId"),
+        "priority": float(options.get("priority", 0)),
+        "delay_ms": math.floor(options.get("delay", 0)),
+        "created_ms": options.get("timestamp"),
+        "attempts": options.get("maxAttempts", DEFAULT_ATTEMPTS),
+        "backoff_ms": math.floor(backoff),
+        "lifo": bool(options.get("lifo")),
+        "remove_on_complete": bool(options.get("removeOnComplete")),
+        "remove_on_fail": bool(options.get("removeOnFail")),
+        "durable": bool(options.get("durable")),
+        "extra": extra or None,
+    }
+
+
+# --- taking --------------------------------------------------------------------------------
+
+
+def _pull(answer: Answer, fields: Fields) -> None:
+    if fields.get("group"):
+        raise CommandError("group is not supported by this server yet")
+    owner = fields.get("owner")
+    request_id = answer.request.get("reqId")
+    packed = None
+    if "reqId" in answer.request:
+        writer = Writer()
+        writer.value(request_id)
+        packed = writer.take()
+    answer.session.pull(
+        fields["queue"],
+        fields.get("count", 0),
+        fields["lockTtl"] if owner else 0,
+        not (fields["detach"] and not owner),
+        packed,
+        fields["timeout"],
+    )
+
+
+# --- finishing -----------------------------------------------------------------------------
+
+
+def _ack(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    applied = session.finish(
+        fields["id"], fields.get("token"), _result(fields), _removal(fields.get("removeOnComplete"))
+    )
+    return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
+
+
+def _result(fields: Fields) -> bytes | None:
+    result = fields.get("result")
+    if not isinstance(result, Packed):
+        return None
+    if len(result) > MAX_DATA_BYTES:
+        raise CommandError("Job result too large (max 10MB)")
+    return result.data
+
+
+def _removal(value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise CommandError("removal other than true or false is not supported by this server yet")
+
+
+def _ackb(answer: Answer, fields: Fields) -> Reply:
+    """One outcome a member. Refused members never harm their neighbours."""
+    session = answer.session
+    ids: list[str] = fields["ids"]
+    tokens = fields.get("tokens") or [None] * len(ids)
+    results = fields.get("results") or [None] * len(ids)
+    removals = fields.get("removeOnCompletes") if fields.get("results") else None
+    for name in ("tokens", "results", "removeOnCompletes"):
+        given = fields.get(name)
+        if given is not None and len(given) != len(ids):
+            raise CommandError(f"ACKB {name} length must match ids length")
+    for result in results:
+        if isinstance(result, Packed) and len(result) > MAX_DATA_BYTES:
+            raise CommandError("Job result too large (max 10MB)")
+    ignored: list[int] = []
+    refused: list[Reply] = []
+    first: QError | None = None
+    seen: set[str] = set()
+    accepted = 0
+    for index, job_id in enumerate(ids):
+        if job_id in seen:
+            ignored.append(index)
+            continue
+        seen.add(job_id)
+        result = results[index]
+        try:
+            applied = session.finish(
+                job_id,
+                tokens[index],
+                result.data if isinstance(result, Packed) else None,
+                removals is not None and removals[index] is True,
+            )
+        except QError as error:
+            first = first or error
+            ignored.append(index)
+            refused.append({"index": index, "id": job_id, "reason": str(error)})
+            continue
+        accepted += 1
+        if not applied:
+            ignored.append(index)
+    if first is not None and not accepted:
+        raise first
+    if not ignored:
+        return {}
+    data: Reply = {"ignoredIndices": ignored, "ignoredIds": [ids[index] for index in ignored]}
+    if refused:
+        data["refused"] = refused
+    return {"data": data}
+
+
+def _fail(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    error = fields.get("error")
+    applied = session.fail(
+        fields["id"],
+        fields.get("token"),
+        error if isinstance(error, str) else "Unknown error",
+        stack_lines(fields.get("stack")),
+        bool(fields.get("unrecoverable")),
+        _removal(fields.get("removeOnFail")),
+    )
+    return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
+
+
+def stack_lines(stack: object) -> list[str] | None:
+    """Lines of a trace: texts only, at most 100, trimmed, blank ones dropped."""
+    if not isinstance(stack, list | tuple):
+        return None
+    lines = [line.strip() for line in stack if isinstance(line, str)][:MAX_STACK_LINES]
+    return [line for line in lines if line]
+
+
+# --- leases ---------------------------------------------------------------------------------
+
+
+def _job_heartbeat(answer: Answer, fields: Fields) -> Reply:
+    if not answer.session.renew(fields["id"], fields.get("token"), fields.get("duration", 0)):
+        raise LeaseError("Job not found or not active (or invalid token)")
+    return {"data": {"ok": True}}
+
+
+def _job_heartbeat_b(answer: Answer, fields: Fields) -> Reply:
+    ids: list[str] = fields["ids"]
+    tokens = fields.get("tokens")
+    if tokens is not None and len(tokens) != len(ids):
+        raise CommandError("JobHeartbeatB tokens length must match ids length")
+    duration = fields.get("duration", 0)
+    renewed = [
+        answer.session.renew(job_id, tokens[index] if tokens is not None else None, duration)
+        for index, job_id in enumerate(ids)
+    ]
+    data: Reply = {"ok": True, "count": sum(renewed)}
+    if answer.session.announced("outcomes"):
+        data["lost"] = [job_id for job_id, good in zip(ids, renewed, strict=True) if not good]
+    return {"data": data}
+
+
+# --- questions -------------------------------------------------------------------------------
+
+
+def _get_job(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    job = session.broker.job_packed(session, fields["id"])
+    if job is None:
+        raise CommandError("Job not found")
+    return {"job": job}
+
+
+def _get_state(answer: Answer, fields: Fields) -> Reply:
+    return {"id": fields["id"], "state": answer.session.broker.engine.state(fields["id"])}
+
+
+def _get_result(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    reply: Reply = {"id": fields["id"]}
+    result = session.broker.result_packed(session, fields["id"])
+    if result is not None:
+        reply["result"] = result
+    return reply
+
+
+def _get_job_counts(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    return {"counts": broker.engine.counts(fields["queue"], broker.wall_ms)}
+
+
+def _count(answer: Answer, fields: Fields) -> Reply:
+    queue = answer.session.broker.engine.queue(fields["queue"])
+    return {"count": 0 if queue is None else queue.n_ready + queue.n_delayed}
+
+
+def _list_queues(answer: Answer, fields: Fields) -> Reply:
+    return {"queues": sorted(answer.session.broker.engine.queue_names())}
+
+
+def _dlq(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    wanted = fields.get("filter") or {}
+    count = fields.get("count", wanted.get("limit"))
+    offset = int(wanted.get("offset", 0))
+    now = session.broker.wall_ms
+    jobs: list[object] = []
+    entries: list[Reply] = []
+    for job, entered_ms, extra in session.broker.dead_letters(session, fields["queue"]):
+        if count is not None and len(jobs) >= count:
+            break
+        letter = extra["dlq"]
+        if not _selected(letter, entered_ms, wanted, now):
+            continue
+        if offset:
+            offset -= 1
+            continue
+        jobs.append(job)
+        entries.append(
+            {
+                "job": job,
+                "enteredAt": entered_ms,
+                "reason": letter["reason"],
+                "error": letter["error"],
+                "attempts": extra.get("attemptRecords", []),
+                "retryCount": letter["retryCount"],
+                "lastRetryAt": letter["lastRetryAt"],
+                "nextRetryAt": letter["nextRetryAt"],
+                "expiresAt": letter["expiresAt"],
+            }
+        )
+    return {"jobs": jobs, "entries": entries}
+
+
+def _selected(letter: Mapping[str, Any], entered_ms: int, wanted: Mapping[str, Any], now: int) -> bool:
+    if "reason" in wanted and letter["reason"] != wanted["reason"]:
+        return False
+    if "olderThan" in wanted and entered_ms >= wanted["olderThan"]:
+        return False
+    if "newerThan" in wanted and entered_ms <= wanted["newerThan"]:
+        return False
+    if "retriable" in wanted and bool(wanted["retriable"]) != (letter["nextRetryAt"] is not None):
+        return False
+    expired = letter["expiresAt"] is not None and letter["expiresAt"] <= now
+    return "expired" not in wanted or bool(wanted["expired"]) == expired
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def _register_worker(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    broker = session.broker
+    key = fields.get("workerId") or broker.new_id()
+    known = broker.workers.get(key)
+    worker = {
+        "name": known["name"] if known else fields["name"],
+        "queues": list(fields["queues"]),
+        "concurrency": fields["concurrency"],
+        "hostname": fields["hostname"],
+        "pid": fields["pid"],
+        "registeredAt": fields.get("startedAt", broker.wall_ms),
+        "lastSeen": broker.wall_ms,
+        "activeJobs": 0,
+        "processedJobs": 0,
+        "failedJobs": 0,
+        "session": session.number,
+    }
+    broker.workers[key] = worker
+    return {
+        "data": {
+            "workerId": key,
+            **{k: worker[k] for k in ("name", "queues", "concurrency", "hostname", "pid")},
+            "status": "active",
+            **{k: worker[k] for k in _WORKER_COUNTERS},
+            "currentJob": None,
+        }
+    }
+
+
+_WORKER_COUNTERS = ("registeredAt", "lastSeen", "activeJobs", "processedJobs", "failedJobs")
+
+
+def _heartbeat(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    worker = broker.workers.get(fields["id"])
+    if worker is None:
+        raise CommandError("Worker not found")
+    worker["lastSeen"] = broker.wall_ms
+    for field, name in (("activeJobs", "activeJobs"), ("processed", "processedJobs"), ("failed", "failedJobs")):
+        if fields.get(field) is not None:
+            worker[name] = fields[field]
+    return {"data": {"ok": True}}
+
+
+def _unregister_worker(answer: Answer, fields: Fields) -> Reply:
+    if answer.session.broker.workers.pop(fields["workerId"], None) is None:
+        raise CommandError("Worker not found")
+    return {"data": {"removed": True}}
+
+
+def _list_workers(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    now = broker.wall_ms
+    workers = []
+    for key, worker in broker.workers.items():
+        fresh = now - worker["lastSeen"] < WORKER_STALE_MS
+        workers.append(
+            {
+                "id": key,
+                **{k: worker[k] for k in ("name", "queues", "concurrency", "hostname", "pid")},
+                "status": "active" if fresh else "stale",
+                **{k: worker[k] for k in _WORKER_COUNTERS},
+                "currentJob": None,
+                "uptime": now - worker["registeredAt"],
+            }
+        )
+    return {
+        "data": {
+            "workers": workers,
+            "stats": {
+                "total": len(workers),
+                "active": sum(w["status"] == "active" for w in workers),
+                "totalProcessed": sum(w["processedJobs"] for w in workers),
+                "totalFailed": sum(w["failedJobs"] for w in workers),
+                "activeJobs": sum(w["activeJobs"] for w in workers),
+                "concurrencySlots": sum(w["concurrency"] for w in workers),
+            },
+        }
+    }
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+def _storage_status(answer: Answer, fields: Fields) -> Reply:
+    degraded = answer.session.broker.degraded
+    if degraded is None:
+        return {"data": {"diskFull": False, "error": None, "since": None}}
+    return {"data": {"diskFull": degraded[1] == "full", "error": degraded[1], "since": degraded[2]}}
+
+
+HANDLERS: Mapping[str, Callable[[Answer, Fields], Reply | None]] = {
+    "Hello": _hello,
+    "Auth": _auth,
+    "Ping": _ping,
+    "PUSH": _push,
+    "PUSHB": _pushb,
+    "PULL": _pull,
+    "PULLB": _pull,
+    "ACK": _ack,
+    "ACKB": _ackb,
+    "FAIL": _fail,
+    "JobHeartbeat": _job_heartbeat,
+    "JobHeartbeatB": _job_heartbeat_b,
+    "GetJob": _get_job,
+    "GetState": _get_state,
+    "GetResult": _get_result,
+    "GetJobCounts": _get_job_counts,
+    "Count": _count,
+    "ListQueues": _list_queues,
+    "Dlq": _dlq,
+    "RegisterWorker": _register_worker,
+    "Heartbeat": _heartbeat,
+    "UnregisterWorker": _unregister_worker,
+    "ListWorkers": _list_workers,
+    "StorageStatus": _storage_status,
+}

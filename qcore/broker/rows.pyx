@@ -1,0 +1,386 @@
+"""Jobs as rows: what the store keeps of a record, and the way back.
+
+The record blob is a fixed head, then the id, then the rare options as one
+MessagePack map. To change it: raise ``RECORD_VERSION``, keep reading the old one.
+All numbers are little-endian.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.job cimport (
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_free, blob_new,
+)
+from qcore.structs.slab cimport slab_alloc, slab_free
+from qcore.structs.tokens cimport TokenEntry
+from qcore.wire.scan cimport c_skip
+
+import sys
+
+import msgpack
+
+if sys.byteorder != "little":
+    raise ImportError("qcore stores little-endian records and has not been built for this machine")
+
+cdef enum:
+    RECORD_VERSION = 1
+    HAS_RUN = 1
+    HAS_EXTRA = 2
+    MAX_ID_BYTES = 1 << 20
+
+cdef packed struct RecordHead:
+    uint8_t version
+    uint8_t parts           # HAS_RUN, HAS_EXTRA
+    uint8_t first_state
+    uint8_t reserved
+    uint32_t flags
+    int64_t created_ms
+    int64_t run_ms
+    double priority
+    uint32_t attempts
+    uint32_t max_attempts
+    uint32_t backoff_ms
+    uint32_t name
+    uint32_t data_notes
+    uint32_t stalls
+    uint32_t id_n           # bytes of the id; 16 for a number
+
+cdef packed struct RecordRun:
+    uint64_t token_hi
+    uint64_t token_lo
+    int64_t started_ms
+    int64_t finished_ms
+    int64_t heartbeat_ms
+    int64_t lease_ms
+    int64_t expires_ms      # end of the lease on the wall clock; 0 = no lease
+    int64_t timeout_ms      # likewise, end of the execution bound
+    uint32_t renewals
+    uint32_t result_notes
+
+
+cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
+    cdef RecordHead head
+    cdef RecordRun tail
+    cdef Run *run
+    cdef Blob *text = NULL
+    cdef bytes extra = None
+    cdef Py_ssize_t n = sizeof(RecordHead)
+    cdef bytes out
+    cdef char *p
+    head.version = RECORD_VERSION
+    head.parts = 0
+    head.reserved = 0
+    head.first_state = job.first_state
+    head.flags = job.flags & F_PERSISTED
+    head.created_ms = job.created_ms
+    head.run_ms = job.run_ms
+    head.priority = job.priority
+    head.attempts = job.attempts
+    head.max_attempts = job.max_attempts
+    head.backoff_ms = job.backoff_ms
+    head.name = job.name
+    head.data_notes = job.data.notes if job.data != NULL else 0
+    head.stalls = job.stalls
+    head.id_n = 16
+    if job.flags & F_TEXT_ID:
+        text = <Blob *>job.id_hi
+        head.id_n = text.size
+    n += head.id_n
+    if job.run:
+        head.parts |= HAS_RUN
+        n += sizeof(RecordRun)
+        run = engine.run_at(job.run)
+        tail.token_hi = run.token_hi
+        tail.token_lo = run.token_lo
+        tail.started_ms = run.started_ms
+        tail.finished_ms = run.finished_ms
+        tail.heartbeat_ms = run.heartbeat_ms
+        tail.lease_ms = run.lease_ms
+        # A monotonic reading means nothing to the next process.
+        tail.expires_ms = now_ms + (run.expires_ns - now_ns) // 1000000 if run.expires_ns else 0
+        tail.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
+        tail.renewals = run.renewals
+        tail.result_notes = run.result.notes if run.result != NULL else 0
+    if job.extra != NULL:
+        extra = msgpack.packb(<dict>job.extra)
+        head.parts |= HAS_EXTRA
+        n += PyBytes_GET_SIZE(extra)
+    out = PyBytes_FromStringAndSize(NULL, n)
+    p = PyBytes_AS_STRING(out)
+    memcpy(p, &head, sizeof(RecordHead))
+    p += sizeof(RecordHead)
+    if text != NULL:
+        memcpy(p, blob_bytes(text), text.size)
+    else:
+        memcpy(p, &job.id_hi, 16)
+    p += head.id_n
+    if head.parts & HAS_RUN:
+        memcpy(p, &tail, sizeof(RecordRun))
+        p += sizeof(RecordRun)
+    if extra is not None:
+        memcpy(p, PyBytes_AS_STRING(extra), PyBytes_GET_SIZE(extra))
+    return out
+
+
+cdef object _blob(Blob *blob):
+    return None if blob == NULL else PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size)
+
+
+cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
+    cdef list inserts = [], updates = []
+    cdef uint32_t i, slot
+    cdef Job *job
+    cdef object result
+    cdef int state
+    cdef tuple out
+    for i in range(engine.n_dirty):
+        slot = engine.dirty[i]
+        if not slot:
+            continue
+        job = engine.job_at(slot)
+        state = job.state if job.state != STAGED else job.first_state
+        result = _blob(engine.run_at(job.run).result) if job.run else None
+        if job.flags & F_STORED:
+            updates.append(job.seq)
+            updates.append(state)
+            updates.append(_record(engine, job, now_ms, now_ns))
+            updates.append(result)
+        else:
+            inserts.append(job.seq)
+            inserts.append(job.queue)
+            inserts.append(state)
+            inserts.append(_record(engine, job, now_ms, now_ns))
+            inserts.append(_blob(job.data))
+            inserts.append(result)
+    out = (inserts, updates, engine.deleted, engine.new_names,
+           [(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues])
+    engine.c_taken()
+    return out
+
+
+def take_rows(Engine engine not None, int64_t now_ms, int64_t now_ns):
+    """The changes since the last call: (inserts, updates, deletes, names, queues), as a cut has them."""
+    return c_take_rows(engine, now_ms, now_ns)
+
+
+cdef bytes _queue_state(Queue q):
+    cdef dict state = {"name": q.name}
+    if q.paused:
+        state["paused"] = True
+    return msgpack.packb(state)
+
+
+class BadRow(ValueError):
+    """A row that cannot be read; the message says why, without its contents."""
+
+
+def restore_names(Engine engine not None, list names, list queues):
+    """Bring back interned names and queues, before any row.
+
+    :raises BadRow: an entry cannot be read
+    """
+    cdef Queue q
+    cdef bint tracking = engine.tracking
+    engine.tracking = False
+    try:
+        for index, text in sorted(names):
+            while len(engine.name_texts) < index:       # a gap left by a lost row keeps its number
+                engine.name_texts.append(None)
+                engine.name_packed.append(b"\xc0")
+            engine.c_name(text)
+        for index, state in sorted(queues):
+            try:
+                fields = msgpack.unpackb(state)
+                name = fields["name"]
+            except (ValueError, TypeError, KeyError):
+                raise BadRow(f"queue {index} cannot be read") from None
+            while len(engine.queue_list) < index:
+                engine.c_queue(f"lost-{len(engine.queue_list)}")
+            q = engine.c_queue(name)
+            q.paused = bool(fields.get("paused"))
+    finally:
+        engine.tracking = tracking
+
+
+def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
+    """Bring back one job from its row. Active ones are active again, under their stored lease.
+
+    Rows come in order of seq, before any command. Of two rows with one id the later generation counts.
+
+    :raises BadRow: the row cannot be read; the engine is unchanged
+    """
+    seq, queue, state, record, data, result = row
+    cdef RecordHead head
+    cdef RecordRun tail
+    cdef const unsigned char *p
+    cdef Py_ssize_t n, at = sizeof(RecordHead)
+    cdef object extra = None
+    cdef uint32_t slot, other
+    cdef uint64_t ids[2]
+    cdef Job *job
+    cdef Run *run
+    cdef Queue q
+    cdef TokenEntry evicted
+    cdef bint terminal
+    if not isinstance(record, bytes) or not isinstance(data, (bytes, type(None))) \
+            or not isinstance(result, (bytes, type(None))):
+        raise BadRow("a column has the wrong type")
+    p = <const unsigned char *>PyBytes_AS_STRING(record)
+    n = PyBytes_GET_SIZE(record)
+    if n < at:
+        raise BadRow(f"record of {n} bytes, expected at least {at}")
+    memcpy(&head, p, sizeof(RecordHead))
+    if head.version != RECORD_VERSION:
+        raise BadRow(f"record version {head.version}, expected {RECORD_VERSION}")
+    if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED):
+        raise BadRow(f"unknown state {state}")
+    if not 0 < queue < len(engine.queue_list):
+        raise BadRow(f"unknown queue {queue}")
+    if head.name >= <uint32_t>len(engine.name_texts):
+        raise BadRow(f"unknown name {head.name}")
+    if head.priority != head.priority:
+        raise BadRow("priority is not a number")
+    terminal = state in (COMPLETED, FAILED)
+    if (state == ACTIVE or terminal) != bool(head.parts & HAS_RUN):
+        raise BadRow(f"state {state} does not fit the record")
+    if head.id_n > MAX_ID_BYTES or (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < head.id_n:
+        raise BadRow("the id is cut off")
+    cdef const unsigned char *id_p = p + at
+    at += head.id_n
+    memset(&tail, 0, sizeof(tail))
+    if head.parts & HAS_RUN:
+        if n - at < <Py_ssize_t>sizeof(RecordRun):
+            raise BadRow("the delivery is cut off")
+        memcpy(&tail, p + at, sizeof(RecordRun))
+        at += sizeof(RecordRun)
+    if head.parts & HAS_EXTRA:
+        try:
+            extra = msgpack.unpackb(record[at:], strict_map_key=True)
+        except (ValueError, msgpack.UnpackException):
+            extra = None
+        if not isinstance(extra, dict):
+            raise BadRow("the options cannot be read")
+        token = extra.get("lastToken")
+        if token is not None:
+            extra["lastToken"] = tuple(token)
+    for value in (data, result):
+        if value is not None:
+            _one_value(value)
+    q = <Queue>engine.queue_list[queue]
+    if head.flags & F_TEXT_ID:
+        other = engine.c_find(<const char *>id_p, head.id_n)
+    else:
+        memcpy(ids, id_p, 16)
+        other = engine.c_find_number(ids[0], ids[1])
+    if other:
+        engine.c_forget(other)
+    slot = slab_alloc(&engine.jobs)
+    job = engine.job_at(slot)
+    job.seq = seq
+    job.flags = (head.flags & F_PERSISTED) | F_STORED
+    job.priority = head.priority
+    job.created_ms = head.created_ms
+    job.run_ms = head.run_ms
+    job.queue = queue
+    job.name = head.name
+    job.attempts = head.attempts
+    job.max_attempts = head.max_attempts
+    job.backoff_ms = head.backoff_ms
+    job.stalls = <uint16_t>min(head.stalls, 0xFFFF)
+    job.first_state = head.first_state
+    if data is not None:
+        job.data = blob_new(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), head.data_notes)
+    if head.flags & F_TEXT_ID:
+        job.id_hi = <uint64_t>blob_new(id_p, head.id_n, 0)
+        job.id_lo = engine.c_hash(id_p, head.id_n)
+    else:
+        memcpy(&job.id_hi, id_p, 16)
+        if not head.flags & 2 and job.id_hi > engine.ids.last_hi:
+            engine.ids.last_hi = job.id_hi
+    engine.index.c_put(engine.c_hash_of(job), slot)
+    if extra is not None:
+        Py_INCREF(extra)
+        job.extra = <PyObject *>extra
+    if seq > engine.seq:
+        engine.seq = seq
+    if not head.parts & HAS_RUN:
+        engine.c_enqueue(q, slot, job, now_ms)
+        return None
+    job.run = slab_alloc(&engine.runs)
+    run = engine.run_at(job.run)
+    run.job = slot
+    run.token_hi = tail.token_hi
+    run.token_lo = tail.token_lo
+    run.started_ms = tail.started_ms
+    run.finished_ms = tail.finished_ms
+    run.heartbeat_ms = tail.heartbeat_ms
+    run.renewals = tail.renewals
+    if result is not None:
+        run.result = blob_new(PyBytes_AS_STRING(result), PyBytes_GET_SIZE(result), tail.result_notes)
+    job.state = state
+    if state == ACTIVE:
+        engine.deliveries += 1
+        run.delivery = engine.deliveries
+        # No longer than the product grants, whatever the clock did meanwhile (C006).
+        run.lease_ms = tail.lease_ms
+        if run.token_hi:
+            run.expires_ns = now_ns + max(1, min(tail.expires_ms - now_ms, tail.lease_ms)) * 1000000
+        if tail.timeout_ms:
+            run.timeout_ns = now_ns + max(1, tail.timeout_ms - now_ms) * 1000000
+        engine.c_arm(slot, run)
+        engine.c_list_append(&q.active, job.run, run)
+        return None
+    if state == FAILED:
+        engine.c_list_append(&q.failed, job.run, run)
+        return None
+    engine.c_list_append(&q.completed, job.run, run)
+    cdef uint64_t hi = job.id_hi, lo = job.id_lo
+    if job.flags & F_TEXT_ID:
+        hi = lo
+        lo = ~lo
+    if engine.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
+        engine.c_evict(evicted.value)
+    return None
+
+
+cdef int _one_value(bytes value) except -1:
+    cdef uint32_t notes = 0
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(value)
+    if c_skip(<const unsigned char *>PyBytes_AS_STRING(value), 0, n, &notes) != n:
+        raise BadRow("a payload is not one valid value")
+    return 0
+
+
+def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t now_ms):
+    """After all rows: decide about the jobs that were active. How many were taken from their holders.
+
+    With ``keep_leases`` a job with a lease stays with its holder, who may still renew and
+    acknowledge it. The others go back to their queues, charged one attempt and one stall
+    if ``charge`` (after a crash), else uncharged.
+    """
+    cdef Queue q
+    cdef uint32_t at, following, slot
+    cdef Job *job
+    cdef int n = 0
+    for q in engine.queue_list[1:]:
+        at = q.active.head
+        while at:
+            following = engine.run_at(at).next
+            slot = engine.run_at(at).job
+            job = engine.job_at(slot)
+            if not (keep_leases and engine.run_at(at).token_hi):
+                n += 1
+                if charge:
+                    engine.c_lost(slot, "The process that ran the job ended",
+                                  f"Job reached max attempts ({job.attempts + 1}) during startup recovery",
+                                  f"Job stalled {job.stalls + 1} times (recovered at startup)", now_ms)
+                else:
+                    engine.c_release(slot, now_ms)
+            at = following
+    return n

@@ -1,0 +1,879 @@
+"""A session: bytes of requests in, bytes of replies out.
+
+One per connection, without a socket: a server feeds it what it received, an
+embedded client what it would have sent. Frames of the frequent commands in their
+plain forms are served here, straight from their bytes; every other frame goes
+through :mod:`qcore.broker.handlers`. Both give the same bytes for the same request,
+which a test holds; when in doubt, a hot path declines and changes nothing.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.math cimport floor, isfinite
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from qcore.broker.core cimport Broker, Outlet
+from qcore.engine.engine cimport (
+    ADDED, ALREADY_FINAL, BAD_TOKEN, EXISTING, LATE, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
+)
+from qcore.engine.ids cimport uuid_parse, uuid_text
+from qcore.engine.job cimport (
+    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Job, blob_free, blob_new,
+)
+from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
+from qcore.wire.writer cimport Writer
+
+from collections import namedtuple
+
+from qcore import limits
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
+
+cdef enum:
+    DECLINED = 0            # not for the hot path; nothing has changed
+    SERVED = 1
+    MAX_FRAME = 67108864
+    MAX_DATA = 10485760
+    MAX_QUEUE_NAME = 256
+    MAX_JOB_NAME = 256
+
+cdef double MAX_MS = <double>limits.MAX_TIME_MS
+
+cdef bytes K_OK = b"\xa2ok\xc3", K_ID = b"\xa2id", K_IDS = b"\xa3ids", K_REQ_ID = b"\xa5reqId"
+cdef bytes K_DATA = b"\xa4data"
+
+cdef unsigned char QUEUE_CHARS[256]
+
+
+cdef void _fill_queue_chars() noexcept:
+    cdef int i
+    for i in range(256):
+        QUEUE_CHARS[i] = (c'a' <= i <= c'z' or c'A' <= i <= c'Z' or c'0' <= i <= c'9'
+                          or i == c'_' or i == c'.' or i == c':' or i == c'-')
+
+_fill_queue_chars()
+
+
+cdef inline bint _is(const unsigned char *key, Py_ssize_t n, const char *name, Py_ssize_t name_n) noexcept nogil:
+    return n == name_n and memcmp(key, name, n) == 0
+
+
+cdef inline int _raw(Writer w, bytes piece) except -1:
+    return w.c_raw(PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
+
+
+cdef inline bint _nil(const unsigned char *p, Py_ssize_t start, Py_ssize_t end) noexcept nogil:
+    return end - start == 1 and p[start] == 0xC0
+
+
+Added = namedtuple("Added", "how ids")
+
+
+@cython.final
+cdef class Session(Outlet):
+    """One connection's conversation with a broker.
+
+    :meth:`feed` takes any slice of the incoming stream and runs every whole frame in it;
+    :meth:`take` gives the reply bytes that may be sent now. ``on_output`` is called, without
+    the lock, when output appears at another time: a long poll's job, a reply after its commit.
+    Thread-safe.
+    """
+
+    def __cinit__(self, Broker broker not None, object on_output=None, *, bint authenticated=True,
+                  int64_t rate_max=0, int64_t rate_window_ms=60_000, object settings=None):
+        self.broker = broker
+        self.on_output = on_output
+        self.out = Writer()
+        self.held = Writer()
+        self.held_adds = Writer()
+        self.authenticated = authenticated
+        self.rate_max = rate_max
+        self.rate_slice_ns = max(1, rate_window_ms * 1000000 // RATE_SLICES)
+        self.settings = settings
+        self.state = {}
+        broker.adopt(self)
+
+    def __dealloc__(self):
+        PyMem_Free(self.specs)
+
+    # --- the stream -----------------------------------------------------------------------
+
+    def feed(self, bytes data not None):
+        """Run every whole frame of the stream so far. Linear in the bytes, however they are cut."""
+        cdef Py_ssize_t used = 0, n = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t want
+        cdef bytes whole = data
+        if self.closing or self.closed or n == 0:
+            return
+        if self.pending is not None:
+            # Pieces of one large frame are only joined once it is whole, or its length known.
+            self.chunks.append(data)
+            self.n_chunks += n
+            want = 4
+            if PyBytes_GET_SIZE(self.pending) >= 4:
+                want += c_load32(<const unsigned char *>PyBytes_AS_STRING(self.pending))
+            if PyBytes_GET_SIZE(self.pending) + self.n_chunks < want <= MAX_FRAME + 4:
+                return
+            whole = self.pending + b"".join(self.chunks)
+            self.pending = None
+            n = PyBytes_GET_SIZE(whole)
+        self.broker.c_enter()
+        try:
+            self.c_frames(<const unsigned char *>PyBytes_AS_STRING(whole), n, &used)
+            if self.broker.engine.woken:
+                self.broker.c_serve()
+            self.broker.c_note()
+        finally:
+            self.broker.c_leave()
+        if used < n and not self.closing:
+            self.pending = whole[used:]
+            self.chunks = []
+            self.n_chunks = 0
+
+    @property
+    def partial(self):
+        """Bytes of a frame that is not whole yet."""
+        return 0 if self.pending is None else PyBytes_GET_SIZE(self.pending) + self.n_chunks
+
+    @property
+    def waiting(self):
+        """Whether replies wait for a commit."""
+        return self.holding
+
+    def take(self):
+        """The bytes to be sent now; they are no longer here afterwards."""
+        if self.out.n == 0:
+            return b""
+        self.broker.c_enter()
+        try:
+            return self.out.take()
+        finally:
+            self.broker.c_leave()
+
+    def close(self, *, bint release=True):
+        """The connection ended. Its waits end; with ``release`` its unrenewed deliveries go back."""
+        self.broker.dismiss(self, release=release)
+        self.pending = None
+        self.chunks = None
+
+    cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1:
+        cdef Py_ssize_t pos = 0
+        cdef uint32_t size
+        while n - pos >= 4 and not self.closing:
+            size = c_load32(p + pos)
+            if size > MAX_FRAME:
+                self.c_write(self.out, {
+                    "ok": False,
+                    "error": f"Frame too large: {size} bytes exceeds maximum {MAX_FRAME}",
+                })
+                self.closing = True
+                break
+            if <Py_ssize_t>size > n - pos - 4:
+                break
+            self.c_frame(p + pos + 4, size)
+            pos += 4 + size
+        used[0] = pos
+        return 0
+
+    cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1:
+        if self.rate_max and not self.c_admit_request():
+            from qcore.broker.handlers import refuse_frame
+
+            self.c_write(self.out, refuse_frame(PyBytes_FromStringAndSize(<char *>p, n), "Rate limit exceeded"))
+            return 0
+        if self.authenticated and self.c_hot(p, n) == SERVED:
+            return 0
+        return self.c_generic(p, n)
+
+    cdef bint c_admit_request(self) noexcept:
+        """A sliding window in slices: never more than the maximum in any window."""
+        cdef int64_t now = self.broker.now_ns // self.rate_slice_ns
+        cdef int64_t i
+        if now - self.rate_slice >= RATE_SLICES:
+            memset(self.rate_counts, 0, sizeof(self.rate_counts))
+            self.rate_total = 0
+        else:
+            for i in range(self.rate_slice + 1, now + 1):
+                self.rate_total -= self.rate_counts[i % RATE_SLICES]
+                self.rate_counts[i % RATE_SLICES] = 0
+        self.rate_slice = now
+        if self.rate_total >= self.rate_max:
+            return False
+        self.rate_counts[now % RATE_SLICES] += 1
+        self.rate_total += 1
+        return True
+
+    cdef int c_generic(self, const unsigned char *p, Py_ssize_t n) except -1:
+        from qcore.broker.handlers import handle
+
+        return handle(self, PyBytes_FromStringAndSize(<char *>p, n))
+
+    cdef int c_write(self, Writer w, object reply) except -1:
+        cdef Py_ssize_t at = w.c_open()
+        try:
+            w.c_value(reply)
+        except:
+            w.n = at - 4
+            raise
+        return w.c_close(at)
+
+    def reply(self, dict reply not None, *, bint held=False, bint add=False):
+        """Write a reply frame; ``held`` lets it wait for the commit of the changes so far."""
+        self.c_write(self.broker.c_reply(self, held and self.broker.durable, add), reply)
+        return 0
+
+    # --- the engine as the general handlers see it ---------------------------------------------
+
+    def announce(self, uint32_t caps):
+        """The client's ``Hello`` named these extensions."""
+        self.caps = caps
+
+    def announced(self, str name not None):
+        """Whether the client understands an extension."""
+        from qcore.broker.handlers import EXTENSIONS
+
+        return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
+
+    def add(self, str queue not None, list admissions not None):
+        """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.admission`), in order."""
+        cdef Broker broker = self.broker
+        cdef Engine engine = broker.engine
+        cdef Queue q = engine.c_queue(queue)
+        cdef Spec spec
+        cdef Piece piece
+        cdef str how = "plain"
+        cdef Writer target
+        cdef list ids = []
+        cdef object data, job_id, extra, name
+        cdef uint32_t notes
+        cdef bytes packed
+        for options in admissions:
+            self.c_plain_spec(&spec)
+            memset(&piece, 0, sizeof(Piece))
+            name = options["name"]
+            extra = options["extra"]
+            spec.name = engine.c_name(name)
+            if not spec.name:
+                extra = dict(extra or {}, name=name)
+            job_id = options["job_id"]
+            if job_id is not None:
+                spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
+            spec.priority = options["priority"]
+            spec.created_ms = -1 if options["created_ms"] is None else options["created_ms"]
+            spec.max_attempts = options["attempts"]
+            spec.backoff_ms = options["backoff_ms"]
+            spec.flags = ((F_LIFO if options["lifo"] else 0)
+                          | (F_REMOVE_ON_COMPLETE if options["remove_on_complete"] else 0)
+                          | (F_REMOVE_ON_FAIL if options["remove_on_fail"] else 0)
+                          | (F_DURABLE if options["durable"] else 0))
+            data = options["data"]
+            packed = b"\0" if data is None else b"\0" + <bytes>data
+            if data is not None:
+                # Offset 0 of a piece means absent, hence the byte in front.
+                piece.start = 1
+                piece.end = PyBytes_GET_SIZE(packed)
+                c_skip(<const unsigned char *>PyBytes_AS_STRING(packed), 1, piece.end, &piece.notes)
+            target = self.c_admit(q, <const unsigned char *>PyBytes_AS_STRING(packed), &spec, &piece,
+                                  options["delay_ms"], extra)
+            if target is self.held_adds:
+                how = "staged"
+            elif target is self.held and how == "plain":
+                how = "committed"
+            ids.append(engine.c_id(engine.job_at(self.last_slot)))
+        return Added(how, ids)
+
+    def finish(self, str job_id not None, str token, bytes result, bint remove):
+        """Complete a job; see :meth:`Engine.ack`."""
+        return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, remove=remove)
+
+    def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
+        """Fail a job; see :meth:`Engine.fail`."""
+        return self.broker.engine.fail(job_id, self.broker.now_ms, token=token, error=error, stack=stack,
+                                       unrecoverable=unrecoverable, remove=remove)
+
+    def renew(self, str job_id not None, str token, int64_t lease_ms):
+        """Renew a lease; see :meth:`Engine.renew`."""
+        return self.broker.engine.renew(job_id, self.broker.now_ms, self.broker.now_ns, token=token,
+                                        lease_ms=lease_ms)
+
+    # --- hot paths ------------------------------------------------------------------------------
+    #
+    # Each parses its whole frame first. Whatever is not plain (an unknown field, another type,
+    # a value out of range) is left to the generic path, which has the words for it.
+
+    cdef int c_hot(self, const unsigned char *p, Py_ssize_t n) except -1:
+        """Serve the frame if it is one of the frequent commands in plain form."""
+        cdef Py_ssize_t pos, fields, k
+        cdef const unsigned char *key
+        pos = c_map(p, 0, n, &fields)
+        if pos < 0 or fields == 0:
+            return DECLINED
+        # Clients write `cmd` first. Where it stands elsewhere, the generic path serves it as well.
+        pos = c_str(p, pos, n, &key, &k)
+        if pos < 0 or not _is(key, k, b"cmd", 3):
+            return DECLINED
+        pos = c_str(p, pos, n, &key, &k)
+        if pos < 0:
+            return DECLINED
+        if k == 4:
+            if memcmp(key, b"PUSH", 4) == 0:
+                return self.c_push(p, n)
+            if memcmp(key, b"PULL", 4) == 0:
+                return self.c_pull(p, n, False)
+            if memcmp(key, b"ACKB", 4) == 0:
+                return self.c_ackb(p, n)
+        elif k == 5:
+            if memcmp(key, b"PUSHB", 5) == 0:
+                return self.c_pushb(p, n)
+            if memcmp(key, b"PULLB", 5) == 0:
+                return self.c_pull(p, n, True)
+        elif k == 3 and memcmp(key, b"ACK", 3) == 0:
+            return self.c_ack(p, n)
+        return DECLINED
+
+    cdef Queue c_queue_at(self, const unsigned char *p, Piece *piece, bint create):
+        """The queue whose name is in the piece; None when it is not a valid name, or not there."""
+        cdef const unsigned char *s
+        cdef Py_ssize_t n, i
+        cdef str name
+        if piece.start == 0 or c_str(p, piece.start, piece.end, &s, &n) < 0 or not 1 <= n <= MAX_QUEUE_NAME:
+            return None
+        for i in range(n):
+            if not QUEUE_CHARS[s[i]]:
+                return None
+        name = (<char *>s)[:n].decode("ascii")
+        if create:
+            return self.broker.engine.c_queue(name)
+        return <Queue>self.broker.engine.queues.get(name)
+
+    cdef int c_job_field(self, const unsigned char *p, const unsigned char *key, Py_ssize_t key_n, Py_ssize_t pos,
+                         Py_ssize_t end, Spec *spec, Piece *data, double *delay, bint batch) except -1:
+        """One option of a job, its value from ``pos`` to ``end``; DECLINED when it is not plain."""
+        cdef const unsigned char *s
+        cdef Py_ssize_t n
+        cdef double value
+        cdef bint is_int
+        cdef uint32_t flag = 0
+        if _is(key, key_n, b"data", 4):
+            if end - pos > MAX_DATA:
+                return DECLINED
+            data.start = pos
+            data.end = end
+            return SERVED
+        if _is(key, key_n, b"name", 4):
+            # Characters are counted for the bound; bytes say the same while they are fewer.
+            if c_str(p, pos, end, &s, &n) < 0 or not 1 <= n <= MAX_JOB_NAME:
+                return DECLINED
+            spec.name = self.broker.engine.c_name((<char *>s)[:n].decode("utf-8"))
+            return SERVED if spec.name else DECLINED
+        if _is(key, key_n, b"customId", 8) if batch else _is(key, key_n, b"jobId", 5):
+            if c_str(p, pos, end, &s, &n) < 0 or n == 0:
+                return DECLINED
+            spec.id_text = <const char *>s
+            spec.id_n = n
+            return SERVED
+        if _is(key, key_n, b"priority", 8):
+            if c_number(p, pos, end, &value, &is_int) < 0 or not isfinite(value):
+                return DECLINED
+            spec.priority = value
+            return SERVED
+        if _is(key, key_n, b"delay", 5):
+            if c_number(p, pos, end, &value, &is_int) < 0 or not 0 <= value <= MAX_MS or value != floor(value):
+                return DECLINED
+            delay[0] = value
+            return SERVED
+        if _is(key, key_n, b"timestamp", 9):
+            if c_number(p, pos, end, &value, &is_int) < 0 or not 0 <= value <= MAX_MS or value != floor(value):
+                return DECLINED
+            spec.created_ms = <int64_t>value
+            return SERVED
+        if _is(key, key_n, b"maxAttempts", 11):
+            if c_number(p, pos, end, &value, &is_int) < 0 or not 1 <= value <= 2147483647 or value != floor(value):
+                return DECLINED
+            spec.max_attempts = <uint32_t>value
+            return SERVED
+        if _is(key, key_n, b"lifo", 4):
+            flag = F_LIFO
+        elif _is(key, key_n, b"removeOnComplete", 16):
+            flag = F_REMOVE_ON_COMPLETE
+        elif _is(key, key_n, b"removeOnFail", 12):
+            flag = F_REMOVE_ON_FAIL
+        elif _is(key, key_n, b"durable", 7):
+            flag = F_DURABLE
+        else:
+            return DECLINED
+        if end - pos != 1 or p[pos] not in (0xC2, 0xC3):
+            return DECLINED
+        if p[pos] == 0xC3:
+            spec.flags |= flag
+        else:
+            spec.flags &= ~flag
+        return SERVED
+
+    cdef int c_push(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Piece queue, req, data
+        cdef Spec spec
+        cdef Py_ssize_t pos, fields, k, after, at
+        cdef const unsigned char *key
+        cdef uint32_t notes
+        cdef double delay = 0
+        cdef Queue q
+        cdef Writer w
+        memset(&queue, 0, sizeof(Piece))
+        memset(&req, 0, sizeof(Piece))
+        memset(&data, 0, sizeof(Piece))
+        self.c_plain_spec(&spec)
+        pos = c_map(p, 0, n, &fields)
+        for _ in range(fields):
+            pos = c_str(p, pos, n, &key, &k)
+            if pos < 0:
+                return DECLINED
+            notes = 0
+            after = c_skip(p, pos, n, &notes)
+            if after < 0:
+                return DECLINED
+            if _is(key, k, b"queue", 5):
+                queue.start = pos
+                queue.end = after
+            elif _is(key, k, b"reqId", 5):
+                req.start = pos
+                req.end = after
+                req.notes = notes
+            elif not _is(key, k, b"cmd", 3) and not _not_given(p, pos, after, key, k):
+                data.notes = notes if _is(key, k, b"data", 4) else data.notes
+                if self.c_job_field(p, key, k, pos, after, &spec, &data, &delay, False) == DECLINED:
+                    return DECLINED
+            pos = after
+        if pos != n or req.notes:
+            return DECLINED
+        if spec.name == 0:
+            return DECLINED                 # an older client: its name is in the data
+        if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
+            return DECLINED
+        q = self.c_queue_at(p, &queue, True)
+        if q is None:
+            return DECLINED
+        w = self.c_admit(q, p, &spec, &data, delay, None)
+        at = w.c_open()
+        w.c_map(2 + (req.start != 0))
+        _raw(w, K_OK)
+        _raw(w, K_ID)
+        self.c_write_id(w, self.last_slot)
+        self.c_write_req_id(w, p, &req)
+        w.c_close(at)
+        return SERVED
+
+    cdef void c_plain_spec(self, Spec *spec) noexcept:
+        memset(spec, 0, sizeof(Spec))
+        spec.max_attempts = 3
+        spec.backoff_ms = 1000
+        spec.created_ms = -1
+
+    cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra):
+        """Admit one parsed job, leave its slot in ``last_slot``; where its reply goes."""
+        cdef Broker broker = self.broker
+        cdef int how
+        cdef bint staged
+        if data.start:
+            spec.data = blob_new(p + data.start, data.end - data.start, data.notes)
+        if spec.created_ms < 0:
+            spec.created_ms = broker.now_ms
+        spec.run_ms = spec.created_ms + <int64_t>delay
+        staged = broker.durable and (spec.flags & F_DURABLE) != 0
+        self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
+        if staged and how != EXISTING:
+            broker.staged.append(self.last_slot)
+            return broker.c_reply(self, True, True)
+        if how == REUSED or staged or (how == EXISTING
+                                       and broker.engine.job_at(self.last_slot).state == STAGED):
+            return broker.c_reply(self, broker.durable, False)
+        return broker.c_reply(self, broker.hold_adds, False)
+
+    cdef int c_write_id(self, Writer w, uint32_t slot) except -1:
+        cdef char buffer[36]
+        cdef const char *text
+        cdef Py_ssize_t n = self.broker.engine.c_id_text(self.broker.engine.job_at(slot), buffer, &text)
+        return w.c_str(text, n)
+
+    cdef int c_write_req_id(self, Writer w, const unsigned char *p, Piece *req) except -1:
+        if req.start:
+            _raw(w, K_REQ_ID)
+            w.c_raw(p + req.start, req.end - req.start)
+        return 0
+
+    cdef int c_pushb(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Piece queue, req, jobs
+        cdef Piece *data
+        cdef Py_ssize_t pos, fields, k, after, at, count = 0, i, parts
+        cdef const unsigned char *key
+        cdef uint32_t notes
+        cdef double *delays
+        cdef Queue q
+        cdef Writer w, target
+        cdef Spec *spec
+        memset(&queue, 0, sizeof(Piece))
+        memset(&req, 0, sizeof(Piece))
+        memset(&jobs, 0, sizeof(Piece))
+        pos = c_map(p, 0, n, &fields)
+        for _ in range(fields):
+            pos = c_str(p, pos, n, &key, &k)
+            if pos < 0:
+                return DECLINED
+            if _is(key, k, b"jobs", 4) and jobs.start == 0:
+                # Walked once: each job is parsed where it lies.
+                jobs.start = pos
+                pos = c_array(p, pos, n, &count)
+                if pos < 0 or self.c_room(count) < 0:
+                    return DECLINED
+                for i in range(count):
+                    spec = &self.specs[i]
+                    data = &self.pieces[i]
+                    self.c_plain_spec(spec)
+                    memset(data, 0, sizeof(Piece))
+                    self.delays[i] = 0
+                    pos = c_map(p, pos, n, &parts)
+                    if pos < 0:
+                        return DECLINED
+                    for _ in range(parts):
+                        pos = c_str(p, pos, n, &key, &k)
+                        if pos < 0:
+                            return DECLINED
+                        notes = 0
+                        after = c_skip(p, pos, n, &notes)
+                        if after < 0:
+                            return DECLINED
+                        if not _not_given(p, pos, after, key, k):
+                            data.notes = notes if _is(key, k, b"data", 4) else data.notes
+                            if self.c_job_field(p, key, k, pos, after, spec, data, &self.delays[i],
+                                                True) == DECLINED:
+                                return DECLINED
+                        pos = after
+                    if spec.name == 0:
+                        return DECLINED
+                jobs.end = pos
+                continue
+            notes = 0
+            after = c_skip(p, pos, n, &notes)
+            if after < 0:
+                return DECLINED
+            if _is(key, k, b"queue", 5):
+                queue.start = pos
+                queue.end = after
+            elif _is(key, k, b"reqId", 5):
+                req.start = pos
+                req.end = after
+                req.notes = notes
+            elif not _is(key, k, b"cmd", 3):
+                return DECLINED
+            pos = after
+        if pos != n or req.notes or jobs.start == 0:
+            return DECLINED
+        if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
+            return DECLINED
+        q = self.c_queue_at(p, &queue, True)
+        if q is None:
+            return DECLINED
+        w = self.out
+        slots = self.slots
+        for i in range(count):
+            target = self.c_admit(q, p, &self.specs[i], &self.pieces[i], self.delays[i], None)
+            slots[i] = self.last_slot
+            # One member that must wait for its commit lets the whole reply wait.
+            if w is self.out or target is self.held_adds:
+                w = target
+        at = w.c_open()
+        w.c_map(2 + (req.start != 0))
+        _raw(w, K_OK)
+        _raw(w, K_IDS)
+        w.c_array(count)
+        for i in range(count):
+            self.c_write_id(w, slots[i])
+        self.c_write_req_id(w, p, &req)
+        w.c_close(at)
+        return SERVED
+
+    cdef int c_room(self, Py_ssize_t count) except -2:
+        """Scratch space for a batch; -1 when the batch is not for the hot path."""
+        cdef void *got
+        if count > 100000:
+            return -1
+        if count <= self.cap_specs:
+            return 0
+        got = PyMem_Realloc(self.specs, count * (sizeof(Spec) + sizeof(Piece) + sizeof(double) + sizeof(uint32_t)))
+        if got == NULL:
+            raise MemoryError
+        self.specs = <Spec *>got
+        self.pieces = <Piece *>(self.specs + count)
+        self.delays = <double *>(self.pieces + count)
+        self.slots = <uint32_t *>(self.delays + count)
+        self.cap_specs = count
+        return 0
+
+    cdef int c_pull(self, const unsigned char *p, Py_ssize_t n, bint batch) except -1:
+        cdef Piece queue, req
+        cdef Py_ssize_t pos, fields, k, after, count = 0, size
+        cdef const unsigned char *key
+        cdef const unsigned char *s
+        cdef uint32_t notes
+        cdef double value
+        cdef bint is_int, owner = False, detach = False
+        cdef int64_t timeout = 0, ttl = 30000
+        cdef Queue q
+        memset(&queue, 0, sizeof(Piece))
+        memset(&req, 0, sizeof(Piece))
+        pos = c_map(p, 0, n, &fields)
+        for _ in range(fields):
+            pos = c_str(p, pos, n, &key, &k)
+            if pos < 0:
+                return DECLINED
+            notes = 0
+            after = c_skip(p, pos, n, &notes)
+            if after < 0:
+                return DECLINED
+            if _is(key, k, b"queue", 5):
+                queue.start = pos
+                queue.end = after
+            elif _is(key, k, b"reqId", 5):
+                req.start = pos
+                req.end = after
+                req.notes = notes
+            elif _is(key, k, b"owner", 5):
+                if c_str(p, pos, after, &s, &size) < 0:
+                    return DECLINED
+                owner = size > 0
+            elif _is(key, k, b"count", 5) and batch:
+                if c_number(p, pos, after, &value, &is_int) < 0 or not 1 <= value <= 1000 or value != floor(value):
+                    return DECLINED
+                count = <Py_ssize_t>value
+            elif _is(key, k, b"timeout", 7):
+                if c_number(p, pos, after, &value, &is_int) < 0 or not 0 <= value <= 60000 or value != floor(value):
+                    return DECLINED
+                timeout = <int64_t>value
+            elif _is(key, k, b"lockTtl", 7):
+                if c_number(p, pos, after, &value, &is_int) < 0 or not 1 <= value <= MAX_MS / 1000 \
+                        or value != floor(value):
+                    return DECLINED
+                ttl = <int64_t>value
+            elif _is(key, k, b"detach", 6):
+                if after - pos != 1 or p[pos] not in (0xC2, 0xC3):
+                    return DECLINED
+                detach = p[pos] == 0xC3
+            elif not _is(key, k, b"cmd", 3):
+                return DECLINED
+            pos = after
+        if pos != n or req.notes or (batch and count == 0):
+            return DECLINED
+        q = self.c_queue_at(p, &queue, True)
+        if q is None:
+            return DECLINED
+        self.c_pull_from(q, count, ttl if owner else 0, 0 if detach and not owner else self.number,
+                         p + req.start if req.start else NULL, req.end - req.start, timeout)
+        return SERVED
+
+    cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
+                         const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1:
+        if not self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0) \
+                and timeout_ms:
+            self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms)
+        return 0
+
+    def pull(self, str queue not None, Py_ssize_t count, int64_t lease_ms, bint owned, object req_id,
+             int64_t timeout_ms):
+        """A checked pull of the generic path. ``req_id`` is packed or None; ``count`` 0 = a single job."""
+        cdef const unsigned char *p = NULL
+        cdef Py_ssize_t n = 0
+        if req_id is not None:
+            p = <const unsigned char *>PyBytes_AS_STRING(<bytes>req_id)
+            n = PyBytes_GET_SIZE(<bytes>req_id)
+        self.c_pull_from(self.broker.engine.c_queue(queue), count, lease_ms, self.number if owned else 0, p, n,
+                         timeout_ms)
+
+    cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
+                        uint64_t *lo) noexcept:
+        """Classify a presented token; -1 when it is no text."""
+        cdef const unsigned char *s
+        cdef Py_ssize_t n
+        hi[0] = lo[0] = 0
+        if pos == 0 or _nil(p, pos, end):
+            return NO_TOKEN
+        if c_str(p, pos, end, &s, &n) < 0:
+            return -1
+        if n == 0:
+            return NO_TOKEN
+        return TOKEN if uuid_parse(<const char *>s, n, hi, lo) else BAD_TOKEN
+
+    cdef int c_ack(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Piece job_id, token, result, req
+        cdef Py_ssize_t pos, fields, k, after, size, at
+        cdef const unsigned char *key
+        cdef const unsigned char *s
+        cdef uint32_t notes, slot
+        cdef uint64_t hi, lo
+        cdef int kind
+        cdef Blob *packed = NULL
+        cdef Engine engine = self.broker.engine
+        cdef Writer w
+        memset(&job_id, 0, sizeof(Piece))
+        memset(&token, 0, sizeof(Piece))
+        memset(&result, 0, sizeof(Piece))
+        memset(&req, 0, sizeof(Piece))
+        pos = c_map(p, 0, n, &fields)
+        for _ in range(fields):
+            pos = c_str(p, pos, n, &key, &k)
+            if pos < 0:
+                return DECLINED
+            notes = 0
+            after = c_skip(p, pos, n, &notes)
+            if after < 0:
+                return DECLINED
+            if _is(key, k, b"id", 2):
+                job_id.start = pos
+                job_id.end = after
+            elif _is(key, k, b"token", 5):
+                token.start = pos
+                token.end = after
+            elif _is(key, k, b"result", 6):
+                if not _undefined(p, pos, after):
+                    result.start = pos
+                    result.end = after
+                    result.notes = notes
+            elif _is(key, k, b"reqId", 5):
+                req.start = pos
+                req.end = after
+                req.notes = notes
+            elif not _is(key, k, b"cmd", 3):
+                return DECLINED
+            pos = after
+        if pos != n or req.notes or job_id.start == 0 or result.end - result.start > MAX_DATA:
+            return DECLINED
+        if c_str(p, job_id.start, job_id.end, &s, &size) < 0:
+            return DECLINED
+        kind = self.c_token_at(p, token.start, token.end, &hi, &lo)
+        if kind < 0:
+            return DECLINED
+        slot = engine.c_find(<const char *>s, size)
+        if engine.c_judge(slot, kind, hi, lo) != MAY:
+            return DECLINED                 # refusals and late answers have their words in the generic path
+        if result.start:
+            packed = blob_new(p + result.start, result.end - result.start, result.notes)
+        engine.c_complete(slot, packed, False, self.broker.now_ms)
+        w = self.broker.c_reply(self, self.broker.hold_changes, False)
+        at = w.c_open()
+        w.c_map(1 + (req.start != 0))
+        _raw(w, K_OK)
+        self.c_write_req_id(w, p, &req)
+        w.c_close(at)
+        return SERVED
+
+    cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1:
+        """All members plain and acceptable: one walk to judge them, one to apply them."""
+        cdef Piece ids, tokens, results, req
+        cdef Py_ssize_t pos, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
+        cdef Py_ssize_t id_pos, token_pos, result_pos, following
+        cdef const unsigned char *key
+        cdef const unsigned char *s
+        cdef uint32_t notes, slot
+        cdef uint64_t hi, lo
+        cdef int kind
+        cdef uint32_t mark
+        cdef Blob *packed
+        cdef Engine engine = self.broker.engine
+        cdef Writer w
+        memset(&ids, 0, sizeof(Piece))
+        memset(&tokens, 0, sizeof(Piece))
+        memset(&results, 0, sizeof(Piece))
+        memset(&req, 0, sizeof(Piece))
+        pos = c_map(p, 0, n, &fields)
+        for _ in range(fields):
+            pos = c_str(p, pos, n, &key, &k)
+            if pos < 0:
+                return DECLINED
+            notes = 0
+            after = c_skip(p, pos, n, &notes)
+            if after < 0:
+                return DECLINED
+            if _is(key, k, b"ids", 3):
+                ids.start = c_array(p, pos, after, &n_ids)
+                if ids.start < 0:
+                    return DECLINED
+            elif _is(key, k, b"tokens", 6):
+                tokens.start = c_array(p, pos, after, &n_tokens)
+                if tokens.start < 0:
+                    return DECLINED
+            elif _is(key, k, b"results", 7):
+                results.start = c_array(p, pos, after, &n_results)
+                if results.start < 0:
+                    return DECLINED
+            elif _is(key, k, b"reqId", 5):
+                req.start = pos
+                req.end = after
+                req.notes = notes
+            elif not _is(key, k, b"cmd", 3):
+                return DECLINED
+            pos = after
+        if pos != n or req.notes or n_ids == 0 or self.c_room(n_ids) < 0:
+            return DECLINED
+        if (n_tokens >= 0 and n_tokens != n_ids) or (n_results >= 0 and n_results != n_ids):
+            return DECLINED
+        self.broker.batch += 1
+        mark = self.broker.batch
+        id_pos = ids.start
+        token_pos = tokens.start
+        result_pos = results.start
+        for i in range(n_ids):
+            id_pos = c_str(p, id_pos, n, &s, &size)
+            if id_pos < 0:
+                return DECLINED
+            kind = NO_TOKEN
+            hi = lo = 0
+            if n_tokens >= 0:
+                following = c_skip(p, token_pos, n, &notes)
+                kind = self.c_token_at(p, token_pos, following, &hi, &lo)
+                if kind < 0:
+                    return DECLINED
+                token_pos = following
+            slot = engine.c_find(<const char *>s, size)
+            if engine.c_judge(slot, kind, hi, lo) != MAY:
+                return DECLINED
+            if engine.run_at(engine.job_at(slot).run).mark == mark:
+                return DECLINED             # an id twice
+            engine.run_at(engine.job_at(slot).run).mark = mark
+            self.slots[i] = slot
+            if n_results >= 0:
+                self.pieces[i].notes = 0
+                self.pieces[i].start = result_pos
+                result_pos = c_skip(p, result_pos, n, &self.pieces[i].notes)
+                self.pieces[i].end = result_pos
+                if _undefined(p, self.pieces[i].start, result_pos):
+                    self.pieces[i].start = 0
+                elif self.pieces[i].end - self.pieces[i].start > MAX_DATA:
+                    return DECLINED
+        for i in range(n_ids):
+            packed = NULL
+            if n_results >= 0 and self.pieces[i].start:
+                packed = blob_new(p + self.pieces[i].start, self.pieces[i].end - self.pieces[i].start,
+                                  self.pieces[i].notes)
+            engine.c_complete(self.slots[i], packed, False, self.broker.now_ms)
+        w = self.broker.c_reply(self, self.broker.hold_changes, False)
+        at = w.c_open()
+        w.c_map(1 + (req.start != 0))
+        _raw(w, K_OK)
+        self.c_write_req_id(w, p, &req)
+        w.c_close(at)
+        return SERVED
+
+
+cdef inline bint _undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
+    """Whether the value is a JavaScript `undefined`, which clients send for what they do not give."""
+    return end - pos == 3 and p[pos] == 0xD4 and p[pos + 1] == 0
+
+
+cdef inline bint _not_given(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, const unsigned char *key,
+                            Py_ssize_t n) noexcept nogil:
+    """Null and undefined options count as not given, except where null means something or is refused."""
+    if _undefined(p, pos, end):
+        return True
+    return _nil(p, pos, end) and not _is(key, n, b"data", 4) and not _is(key, n, b"name", 4)
