@@ -39,7 +39,8 @@ cdef inline uint64_t sip(
     cdef uint64_t word
     cdef uint64_t tail = <uint64_t> n << 56
     cdef size_t i = 0
-    cdef int r
+    cdef int bits = 0
+    cdef int _
     v[0] = k.k0 ^ 0x736F6D6570736575ULL
     v[1] = k.k1 ^ 0x646F72616E646F6DULL
     v[2] = k.k0 ^ 0x6C7967656E657261ULL
@@ -47,21 +48,20 @@ cdef inline uint64_t sip(
     while i + 8 <= n:
         word = load64(p + i)
         v[3] ^= word
-        for r in range(compress):
+        for _ in range(compress):
             sip_round(v)
         v[0] ^= word
         i += 8
-    r = 0
     while i < n:
-        tail |= <uint64_t> p[i] << r
-        r += 8
+        tail |= <uint64_t> p[i] << bits
+        bits += 8
         i += 1
     v[3] ^= tail
-    for r in range(compress):
+    for _ in range(compress):
         sip_round(v)
     v[0] ^= tail
     v[2] ^= 0xFF
-    for r in range(finish):
+    for _ in range(finish):
         sip_round(v)
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
