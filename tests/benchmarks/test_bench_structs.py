@@ -11,7 +11,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from qcore.structs import CompletionTokens, DelayHeap, IdTable, SkipList
 
 N = 10_000
-NUMBERS = [random.Random(1).getrandbits(60) for _ in range(N)]
+RNG = random.Random(1)
+NUMBERS = [RNG.getrandbits(60) for _ in range(N)]
 
 Key = Callable[[int], tuple[int, int, int]]
 ARRIVALS: dict[str, Key] = {
