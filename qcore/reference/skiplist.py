@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import pairwise
 
 
 class SkipList:
@@ -57,4 +58,4 @@ class SkipList:
 
     def _check(self) -> None:
         keys = [entry[:3] for entry in self._entries]
-        assert all(x < y for x, y in zip(keys, keys[1:], strict=False)), keys
+        assert all(x < y for x, y in pairwise(keys)), keys

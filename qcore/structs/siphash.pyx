@@ -32,38 +32,46 @@ cdef inline void sip_round(uint64_t *v) noexcept nogil:
     v[2] = rotl(v[2], 32)
 
 
-cdef inline uint64_t sip(
-    SipKey *k, const unsigned char *p, size_t n, int compress, int finish
-) noexcept nogil:
-    cdef uint64_t v[4]
-    cdef uint64_t word
-    cdef uint64_t tail = <uint64_t> n << 56
-    cdef size_t i = 0
-    cdef int r
+cdef inline void start(SipKey *k, uint64_t *v) noexcept nogil:
     v[0] = k.k0 ^ 0x736F6D6570736575ULL
     v[1] = k.k1 ^ 0x646F72616E646F6DULL
     v[2] = k.k0 ^ 0x6C7967656E657261ULL
     v[3] = k.k1 ^ 0x7465646279746573ULL
-    while i + 8 <= n:
-        word = load64(p + i)
-        v[3] ^= word
-        for r in range(compress):
-            sip_round(v)
-        v[0] ^= word
-        i += 8
-    r = 0
-    while i < n:
-        tail |= <uint64_t> p[i] << r
-        r += 8
-        i += 1
-    v[3] ^= tail
-    for r in range(compress):
+
+
+cdef inline void absorb(uint64_t *v, uint64_t word, int rounds) noexcept nogil:
+    cdef int _
+    v[3] ^= word
+    for _ in range(rounds):
         sip_round(v)
-    v[0] ^= tail
+    v[0] ^= word
+
+
+cdef inline uint64_t finish(uint64_t *v, int rounds) noexcept nogil:
+    cdef int _
     v[2] ^= 0xFF
-    for r in range(finish):
+    for _ in range(rounds):
         sip_round(v)
     return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+cdef inline uint64_t sip(
+    SipKey *k, const unsigned char *p, size_t n, int word_rounds, int final_rounds
+) noexcept nogil:
+    cdef uint64_t v[4]
+    cdef uint64_t tail = <uint64_t> n << 56
+    cdef size_t i = 0
+    cdef int bits = 0
+    start(k, v)
+    while i + 8 <= n:
+        absorb(v, load64(p + i), word_rounds)
+        i += 8
+    while i < n:
+        tail |= <uint64_t> p[i] << bits
+        bits += 8
+        i += 1
+    absorb(v, tail, word_rounds)
+    return finish(v, final_rounds)
 
 
 cdef uint64_t siphash13(SipKey *k, const unsigned char *p, size_t n) noexcept nogil:
@@ -75,11 +83,11 @@ cdef uint64_t siphash24(SipKey *k, const unsigned char *p, size_t n) noexcept no
 
 
 cdef uint64_t siphash24_u64(SipKey *k, uint64_t x) noexcept nogil:
-    cdef unsigned char b[8]
-    cdef int i
-    for i in range(8):
-        b[i] = <unsigned char> (x >> (8 * i))
-    return sip(k, b, 8, 2, 4)
+    cdef uint64_t v[4]
+    start(k, v)
+    absorb(v, x, 2)
+    absorb(v, <uint64_t> 8 << 56, 2)
+    return finish(v, 4)
 
 
 cdef int read_key(const unsigned char[::1] key, SipKey *k) except -1:

@@ -25,6 +25,16 @@ from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    #define QCORE_PREFETCH(p) __builtin_prefetch(p)
+    #else
+    #define QCORE_PREFETCH(p) ((void) 0)
+    #endif
+    """
+    void QCORE_PREFETCH(void *p) noexcept nogil
+
 cdef enum:
     UNIT_BITS = 11
     CHUNK_UNITS = 2048           # 16 KiB
@@ -448,6 +458,8 @@ cdef class SkipList:
         value[0] = node.value
         memset(path, 0, sizeof(path))
         self.c_unlink(ref, path)
+        # The new first node: with many priorities it lies anywhere, and is needed next.
+        QCORE_PREFETCH(at(self.chunks, at(self.chunks, 0).next[0]))
         return True
 
     cdef SkipNode *c_begin(self) noexcept nogil:

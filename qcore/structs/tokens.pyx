@@ -15,7 +15,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 from libc.stdint cimport uint32_t, uint64_t
 
 from qcore.structs.idtable cimport IdTable
-from qcore.structs.siphash cimport SipKey, siphash13
+from qcore.structs.siphash cimport siphash13
 
 cdef enum:
     LEAST = 16                   # slots and places of the smallest storage
