@@ -152,8 +152,11 @@ class Store(Protocol):
         """Tell, cheaply, whether :meth:`maintain` may have something to do."""
         ...
 
-    def maintain(self) -> None:
-        """Do what has to be done between commits; never raises."""
+    def maintain(self) -> bool:
+        """Do what has to be done between commits; never raises.
+
+        Returns True when it wants to be called again in a while, whatever happens.
+        """
         ...
 
     def status(self) -> dict[str, object]: ...

@@ -89,8 +89,8 @@ class MemoryStore:
             self._commits += 1
             self._rows += cut.n_jobs
 
-    def maintain(self) -> None:
-        pass
+    def maintain(self) -> bool:
+        return False
 
     def status(self) -> dict[str, object]:
         return {"path": None, "jobs": len(self._jobs), "commits": self._commits, "rows": self._rows}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 import stat
@@ -58,6 +59,8 @@ LOAD_PAGE_ROWS = 1_000
 
 _Step: TypeAlias = tuple[str, Sequence[object]]
 
+_log = logging.getLogger("qcore.store")
+
 _HEADER = struct.Struct(">16s44xI4xI28x")  # magic, user_version, application_id
 _MAGIC = b"SQLite format 3\x00"
 _WAL_HEADER_BYTES = 32
@@ -65,6 +68,7 @@ _FRAME_BYTES = 24 + PAGE_BYTES
 
 _INSERT = "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES "
 _PAYLOAD = "REPLACE INTO payloads(seq, data) VALUES "
+_NAME = "INSERT INTO names(id, text) VALUES (?,?) ON CONFLICT(id) DO UPDATE SET text = excluded.text"
 _SELECT = f"""
     SELECT j.seq,
            CASE typeof(j.queue) WHEN 'integer' THEN j.queue ELSE 0 END,
@@ -154,6 +158,9 @@ class SqliteStore:
     Thread-safety: any thread may call; one call at a time runs.
     """
 
+    #: Tests make single statements fail with this.
+    connection_class: type[sqlite3.Connection] = sqlite3.Connection
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: str = os.path.realpath(os.fspath(path))
         self._lock = threading.Lock()
@@ -164,7 +171,9 @@ class SqliteStore:
         self._failed_commits = 0
         self._rows = 0
         self._checkpoints = 0
+        self._pages_due = CHECKPOINT_PAGES  # pages that may be written before the next look at the log
         self._pinned = False
+        self._warned = False
         self._last_error: str | None = None
         self._salt = b""
         self._salt_done = 0  # frames under this salt that are in the file
@@ -205,6 +214,7 @@ class SqliteStore:
                 isolation_level=None,
                 check_same_thread=False,
                 cached_statements=128,
+                factory=self.connection_class,
             )
             con.text_factory = bytes  # a damaged text must not stop a load
             self._con = con
@@ -335,7 +345,9 @@ class SqliteStore:
         """Write the whole cut in one transaction, or nothing."""
         with self._lock:
             self._check_open()
-            steps, has_payloads = self._steps(cut)
+            inserts, payloads = _split_payloads(cut.inserts)
+            has_payloads = self._has_payloads or bool(payloads)
+            steps = _steps(cut, inserts, payloads, has_payloads)
             con = self._con
             try:
                 if sync is not self._sync_full:
@@ -360,47 +372,11 @@ class SqliteStore:
             self._last_error = None
             self._commits += 1
             self._rows += cut.n_jobs
-
-    def _steps(self, cut: Cut) -> tuple[list[_Step], bool]:
-        steps: list[_Step] = []
-        inserts = cut.inserts
-        has_payloads = self._has_payloads
-        if inserts:
-            large = [
-                i
-                for i in range(4, len(inserts), INSERT_WIDTH)
-                if (data := inserts[i]) is not None and len(cast(bytes, data)) > INLINE_DATA_BYTES
-            ]
-            if large:
-                inserts = inserts.copy()
-                payloads: list[object] = []
-                for i in large:
-                    payloads += (inserts[i - 4], inserts[i])
-                    inserts[i] = b""
-                _cut_up(steps, _payload_sql, payloads, 2)
-                has_payloads = True
-            _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH)
-        if cut.updates:
-            _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH)
-        if cut.deletes:
-            _cut_up(steps, _delete_sql, cut.deletes, 1)
-            if has_payloads:
-                _cut_up(steps, _drop_sql, cut.deletes, 1)
-        for name in cut.names:
-            steps.append(
-                (
-                    "INSERT INTO names(id, text) VALUES (?,?) ON CONFLICT(id) DO UPDATE SET text = ?2",
-                    name,
-                )
-            )
-        for queue, state in cut.queues:
-            if state is None:
-                steps.append(("DELETE FROM queues WHERE id = ?", (queue,)))
-            else:
-                steps.append(("REPLACE INTO queues(id, state) VALUES (?,?)", (queue, state)))
-        for item in cut.meta.items():
-            steps.append(("REPLACE INTO meta(key, value) VALUES (?,?)", item))
-        return steps, has_payloads
+            # A row may sit on a page of its own.
+            n_pages = 2 + cut.n_jobs
+            for data in payloads[1::2]:
+                n_pages += len(cast(bytes, data)) // PAGE_BYTES
+            self._pages_due -= n_pages
 
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -411,44 +387,59 @@ class SqliteStore:
 
     @property
     def wants_maintenance(self) -> bool:
-        """Tell whether the log is long enough to be looked at; one stat call."""
-        return not self._closed and self._wal_bytes() >= CHECKPOINT_PAGES * _FRAME_BYTES
+        """Tell whether enough may have been written to look at the log; costs nothing."""
+        return self._pages_due <= 0 and not self._closed
 
-    def _wal_bytes(self) -> int:
-        try:
-            return os.stat(self.path + "-wal").st_size
-        except OSError:
-            return 0
-
-    def maintain(self) -> None:
+    def maintain(self) -> bool:
         """Move the log into the file once it holds about 1,000 pages; never raises.
 
         The log file is then written again from its start, or cut back when it had
-        grown: behind a reader that pins it, or by one large cut.
+        grown: behind a reader that pins it, or by one large cut. Returns True when
+        that did not succeed yet, so that it has to be tried again in a while.
         """
-        with self._lock, contextlib.suppress(sqlite3.Error, OSError):
-            size = self._wal_bytes()
-            if self._closed or self._forked or size < CHECKPOINT_PAGES * _FRAME_BYTES:
-                return
-            salt, frames = self._frames()
-            if salt != self._salt:
-                self._salt, self._salt_done = salt, 0
-            cut_back = size > WAL_LIMIT_BYTES
-            if frames - self._salt_done < CHECKPOINT_PAGES and not cut_back:
-                return
-            # Never wait here for a reader: commits are waiting for this lock.
-            self._con.execute("PRAGMA busy_timeout = 0")
+        with self._lock:
+            if self._closed or self._forked or not (self._pages_due <= 0 or self._pinned):
+                return False
             try:
-                mode = "TRUNCATE" if cut_back else "PASSIVE"
-                busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-            finally:
-                self._con.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            self._checkpoints += 1
-            self._salt_done = max(done, 0)
-            self._pinned = bool(busy) or done < log
+                self._tidy()
+            except (sqlite3.Error, OSError) as error:
+                self._pages_due = CHECKPOINT_PAGES
+                _log.warning("%s: checkpoint failed: %s", self.path, error)
+                return True
+            return self._pinned
 
-    def _frames(self) -> tuple[bytes, int]:
-        """Return the salt of the log and how many of its frames carry it.
+    def _tidy(self) -> None:
+        salt, frames, size = self._frames()
+        if salt != self._salt:
+            self._salt, self._salt_done = salt, 0
+        pending = frames - self._salt_done
+        cut_back = size > WAL_LIMIT_BYTES
+        if pending < CHECKPOINT_PAGES and not cut_back:
+            self._pinned = False
+            self._pages_due = CHECKPOINT_PAGES - pending
+            return
+        # Never wait here for a reader: commits are waiting for this lock.
+        self._con.execute("PRAGMA busy_timeout = 0")
+        try:
+            mode = "TRUNCATE" if cut_back else "PASSIVE"
+            busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        finally:
+            self._con.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        self._checkpoints += 1
+        self._salt_done = max(done, 0)
+        self._pages_due = CHECKPOINT_PAGES
+        pinned = bool(busy) or done < log
+        if pinned and cut_back and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: another reader keeps the log from being reused; it has %d bytes", self.path, size
+            )
+        elif not pinned:
+            self._warned = False
+        self._pinned = pinned
+
+    def _frames(self) -> tuple[bytes, int, int]:
+        """Return the salt of the log, how many of its frames carry it, and its bytes.
 
         The file is not cut when it is started over, so its size says little; the
         frames since the start carry the salt of the header and form a prefix,
@@ -459,25 +450,22 @@ class SqliteStore:
             self._wal_fd = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
         fd = self._wal_fd
         salt = os.pread(fd, 8, 16)
-        low, high = 0, (os.fstat(fd).st_size - _WAL_HEADER_BYTES) // _FRAME_BYTES
+        size = os.fstat(fd).st_size
+        low, high = 0, (size - _WAL_HEADER_BYTES) // _FRAME_BYTES
         while low < high:
             middle = (low + high) // 2
             if os.pread(fd, 8, _WAL_HEADER_BYTES + middle * _FRAME_BYTES + 8) == salt:
                 low = middle + 1
             else:
                 high = middle
-        return salt, low
+        return salt, low, size
 
     def status(self) -> dict[str, object]:
         """Describe the file; sizes in bytes. ``log_pinned``: a foreign reader holds the log."""
-        try:
-            file_bytes = os.stat(self.path).st_size
-        except OSError:
-            file_bytes = 0
         return {
             "path": self.path,
-            "file_bytes": file_bytes,
-            "wal_bytes": self._wal_bytes(),
+            "file_bytes": _size_of(self.path),
+            "wal_bytes": _size_of(self.path + "-wal"),
             "log_pinned": self._pinned,
             "commits": self._commits,
             "failed_commits": self._failed_commits,
@@ -548,6 +536,43 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _split_payloads(inserts: list[object]) -> tuple[list[object], list[object]]:
+    """Return the rows without their large payloads, and those as (seq, data)."""
+    large = [
+        i
+        for i in range(4, len(inserts), INSERT_WIDTH)
+        if (data := inserts[i]) is not None and len(cast(bytes, data)) > INLINE_DATA_BYTES
+    ]
+    payloads: list[object] = []
+    if large:
+        inserts = inserts.copy()
+        for i in large:
+            payloads += (inserts[i - 4], inserts[i])
+            inserts[i] = b""
+    return inserts, payloads
+
+
+def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads: bool) -> list[_Step]:
+    """Return the statements of a transaction, with their parameters."""
+    steps: list[_Step] = []
+    _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH)
+    _cut_up(steps, _payload_sql, payloads, 2)
+    _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH)
+    _cut_up(steps, _delete_sql, cut.deletes, 1)
+    if has_payloads:
+        _cut_up(steps, _drop_sql, cut.deletes, 1)
+    for name in cut.names:
+        steps.append((_NAME, name))
+    for queue, state in cut.queues:
+        if state is None:
+            steps.append(("DELETE FROM queues WHERE id = ?", (queue,)))
+        else:
+            steps.append(("REPLACE INTO queues(id, state) VALUES (?,?)", (queue, state)))
+    for item in cut.meta.items():
+        steps.append(("REPLACE INTO meta(key, value) VALUES (?,?)", item))
+    return steps
+
+
 def _cut_up(steps: list[_Step], sql_of: Callable[[int], str], flat: Sequence[object], width: int) -> None:
     """Append the statements that carry the rows of ``flat``."""
     at = 0
@@ -568,6 +593,13 @@ def _newer(path: str, version: int) -> StoreFault:
         f"{path} has schema version {version}, this program knows {SCHEMA_VERSION}; it was not touched",
         "newer",
     )
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _fault(error: sqlite3.Error, path: str) -> StoreFault:
@@ -618,9 +650,7 @@ def _take_lock(path: str) -> int:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise StoreFault(
-                f"{os.path.dirname(path)} must be writable for {path}: {error.strerror}", "readonly"
-            ) from None
+            raise StoreFault(f"{path} needs {name} beside it: {error.strerror}", "readonly") from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,6 +15,7 @@ from qcore.store.base import Cut, Store, StoreFault
 MAINTENANCE_RETRY_S = 1.0
 
 _Task: TypeAlias = tuple[int, Cut, bool]
+_MAINTAIN: _Task = (0, Cut(), False)
 
 _log = logging.getLogger("qcore.store")
 
@@ -34,7 +35,7 @@ class Writer:
     def __init__(self, store: Store, on_done: Callable[[int, StoreError | None], None]) -> None:
         self._store = store
         self._on_done = on_done
-        self._tasks: SimpleQueue[_Task | str | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._busy = False
         self._failed: Cut | None = None
@@ -71,7 +72,7 @@ class Writer:
             self._busy = False
         if self._store.wants_maintenance:
             self._start()
-            self._tasks.put("maintain")
+            self._tasks.put(_MAINTAIN)
 
     def take_failed(self) -> Cut | None:
         """Give back the cut whose commit failed, once.
@@ -106,19 +107,17 @@ class Writer:
             self._thread.start()
 
     def _run(self) -> None:
-        store = self._store
-        get = self._tasks.get
+        again = False
         while True:
             try:
-                task = get(timeout=MAINTENANCE_RETRY_S if store.wants_maintenance else None)
+                task = self._tasks.get(timeout=MAINTENANCE_RETRY_S if again else None)
             except Empty:
-                store.maintain()
-                continue
+                task = _MAINTAIN
             if task is None:
                 return
-            if not isinstance(task, str):
+            if task is not _MAINTAIN:
                 self._commit(*task)
-            store.maintain()
+            again = self._store.maintain()
 
     def _commit(self, epoch: int, cut: Cut, sync: bool) -> None:
         error: StoreError | None = None
