@@ -189,7 +189,6 @@ class SqliteStore:
             self._key = (found.st_dev, found.st_ino)
             with _owned_guard:
                 _owned[self._key] = self.path
-            self._has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
         except BaseException:
             self._release()
             raise
@@ -263,8 +262,7 @@ class SqliteStore:
             "secure_delete = OFF",
         ):
             con.execute("PRAGMA " + setting).fetchall()
-        # Reading it once makes SQLite see the log of a predecessor that was killed.
-        self._one("SELECT count(*) FROM sqlite_master")
+        self._has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
 
     def _one(self, sql: str) -> object:
         return self._con.execute(sql).fetchone()[0]
@@ -336,7 +334,11 @@ class SqliteStore:
         """Return what SQLite finds wrong with the file; empty when it is sound."""
         with self._lock:
             self._check_open()
-            found = [str(row[0], "utf-8", "replace") for row in self._con.execute("PRAGMA integrity_check")]
+            try:
+                rows = self._con.execute("PRAGMA integrity_check").fetchall()
+            except sqlite3.DatabaseError as error:
+                return [str(error)]
+        found = [str(row[0], "utf-8", "replace") for row in rows]
         return [] if found == ["ok"] else found
 
     # -- writing
