@@ -1,0 +1,676 @@
+"""The store in one SQLite file, owned by one process.
+
+The file is in write-ahead mode. Statements carry many rows, since each step of
+SQLite gives the interpreter lock away and has to wait for it again; the sizes are
+fixed, so that every statement is compiled once. The log is checkpointed by hand,
+between commits (see :meth:`SqliteStore.maintain`).
+
+Ownership is an OS lock on ``<file>.lock``, taken before SQLite opens the file and
+dropped by the kernel with the process, so a dead owner never blocks. Other
+processes may read the file meanwhile, for a backup or a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+import stat
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TypeAlias, cast
+from urllib.parse import quote
+
+from qcore.errors import ClosedError, EngineBusyError, ForkedError
+from qcore.store.base import (
+    INSERT_WIDTH,
+    STATE_UNREADABLE,
+    UPDATE_WIDTH,
+    Cut,
+    Row,
+    Snapshot,
+    StoreFault,
+)
+
+APPLICATION_ID = 0x71636F72  # "qcor"
+SCHEMA_VERSION = 1
+PAGE_BYTES = 4096
+CACHE_KIB = 64_000
+BUSY_TIMEOUT_MS = 5_000
+
+#: A payload above this lies in its own table; see schema.sql.
+INLINE_DATA_BYTES = 1024
+
+#: Checkpoint when the log holds this many pages that are not in the file yet.
+CHECKPOINT_PAGES = 1_000
+#: Cut the log file back once it is larger than this.
+WAL_LIMIT_BYTES = 16 * 1024 * 1024
+
+#: Rows of one statement. More than this gains nothing even beside a busy thread.
+MAX_ROWS = 256
+LOAD_PAGE_ROWS = 1_000
+
+_Step: TypeAlias = tuple[str, Sequence[object]]
+
+_log = logging.getLogger("qcore.store")
+
+_HEADER = struct.Struct(">16s44xI4xI28x")  # magic, user_version, application_id
+_MAGIC = b"SQLite format 3\x00"
+_WAL_HEADER_BYTES = 32
+_FRAME_BYTES = 24 + PAGE_BYTES
+
+_INSERT = "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES "
+_PAYLOAD = "REPLACE INTO payloads(seq, data) VALUES "
+_NAME = "INSERT INTO names(id, text) VALUES (?,?) ON CONFLICT(id) DO UPDATE SET text = excluded.text"
+_SELECT = f"""
+    SELECT j.seq,
+           CASE typeof(j.queue) WHEN 'integer' THEN j.queue ELSE 0 END,
+           CASE WHEN typeof(j.state) = 'integer' AND typeof(j.queue) = 'integer'
+                THEN j.state ELSE {STATE_UNREADABLE} END,
+           CAST(j.record AS BLOB),
+           CASE WHEN j.data = x'' THEN coalesce(p.data, x'') ELSE CAST(j.data AS BLOB) END,
+           CAST(j.result AS BLOB)
+    FROM jobs j LEFT JOIN payloads p ON p.seq = j.seq AND j.data = x''
+"""
+
+_KINDS = {
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_BUSY: "locked",
+    sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_CORRUPT: "corrupt",
+    sqlite3.SQLITE_NOTADB: "corrupt",
+    sqlite3.SQLITE_READONLY: "readonly",
+    sqlite3.SQLITE_CANTOPEN: "missing",
+    sqlite3.SQLITE_PERM: "readonly",
+    sqlite3.SQLITE_IOERR: "io",
+}
+
+# Owned files of this process. A second look at an owned file must not even open it:
+# closing any descriptor of it would drop the locks that SQLite holds.
+_owned: dict[tuple[int, int], str] = {}
+_owned_guard = threading.Lock()
+_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_abandoned: list[object] = []
+
+
+@lru_cache(maxsize=4096)
+def _plan(n: int) -> tuple[tuple[int, int], ...]:
+    """Split n rows into ``(statement size, rows)``, with few statements.
+
+    Sizes are powers of two. A statement is filled up by repeating its last row
+    where that wastes no more than a quarter of it, since a step costs more than a
+    few repeated rows.
+    """
+    steps = []
+    while n:
+        size = min(MAX_ROWS, 1 << (n - 1).bit_length())
+        if n * 4 < size * 3:
+            size //= 2
+        steps.append((size, min(size, n)))
+        n -= min(size, n)
+    return tuple(steps)
+
+
+@cache
+def _insert_sql(size: int) -> str:
+    return _INSERT + ",".join(["(?,?,?,?,?,?)"] * size)
+
+
+@cache
+def _payload_sql(size: int) -> str:
+    return _PAYLOAD + ",".join(["(?,?)"] * size)
+
+
+@cache
+def _update_sql(size: int) -> str:
+    if size == 1:
+        return "UPDATE jobs SET state = ?2, record = ?3, result = ?4 WHERE seq = ?1"
+    return (
+        "UPDATE jobs SET state = v.column2, record = v.column3, result = v.column4 FROM (VALUES "
+        + ",".join(["(?,?,?,?)"] * size)
+        + ") AS v WHERE jobs.seq = v.column1"
+    )
+
+
+@cache
+def _delete_sql(size: int) -> str:
+    return f"DELETE FROM jobs WHERE seq IN ({','.join('?' * size)})"
+
+
+@cache
+def _drop_sql(size: int) -> str:
+    return f"DELETE FROM payloads WHERE seq IN ({','.join('?' * size)})"
+
+
+class SqliteStore:
+    """Keep cuts in the SQLite file at ``path``, creating it if it does not exist.
+
+    Raises EngineBusyError when another engine owns the file, StoreFault when it
+    cannot be used; a file that is refused is left as it was.
+
+    Thread-safety: any thread may call; one call at a time runs.
+    """
+
+    #: Tests make single statements fail with this.
+    connection_class: type[sqlite3.Connection] = sqlite3.Connection
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: str = os.path.realpath(os.fspath(path))
+        self._lock = threading.Lock()
+        self._closed = False
+        self._forked = False
+        self._sync_full = False
+        self._commits = 0
+        self._failed_commits = 0
+        self._rows = 0
+        self._checkpoints = 0
+        self._pages_due = CHECKPOINT_PAGES  # pages that may be written before the next look at the log
+        self._pinned = False
+        self._warned = False
+        self._last_error: str | None = None
+        self._salt = b""
+        self._salt_done = 0  # frames under this salt that are in the file
+        self._wal_fd = -1
+        self._lock_fd = -1
+        self._key: tuple[int, int] | None = None
+        self._refuse_owned()
+        _inspect(self.path)
+        self._lock_fd = _take_lock(self.path)
+        try:
+            self._con = self._open()
+            found = os.stat(self.path)
+            self._key = (found.st_dev, found.st_ino)
+            with _owned_guard:
+                _owned[self._key] = self.path
+        except BaseException:
+            self._release()
+            raise
+        _stores.add(self)
+
+    def _refuse_owned(self) -> None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return
+        with _owned_guard:
+            if (found.st_dev, found.st_ino) in _owned:
+                raise EngineBusyError(f"{self.path} is already open in this process (pid {os.getpid()})")
+
+    def _open(self) -> sqlite3.Connection:
+        con = None
+        try:
+            con = sqlite3.connect(
+                f"file:{quote(self.path)}?mode=rwc",
+                uri=True,
+                timeout=BUSY_TIMEOUT_MS / 1000,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=128,
+                factory=self.connection_class,
+            )
+            con.text_factory = bytes  # a damaged text must not stop a load
+            self._con = con
+            self._settle()
+        except sqlite3.Error as error:
+            if con is not None:
+                con.close()
+            raise _fault(error, self.path) from error
+        except BaseException:
+            if con is not None:
+                con.close()
+            raise
+        return con
+
+    def _settle(self) -> None:
+        """Create or recognise the schema, then set the connection up."""
+        con = self._con
+        application = self._one("PRAGMA application_id")
+        version = cast(int, self._one("PRAGMA user_version"))
+        if application != APPLICATION_ID:
+            if self._one("SELECT count(*) FROM sqlite_master"):
+                raise _foreign(self.path)
+            # In rollback mode, so that the header names its owner from the first page on.
+            con.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            con.execute("PRAGMA journal_mode = DELETE").fetchall()
+            schema = Path(__file__).with_name("schema.sql").read_text("utf-8")
+            try:
+                con.executescript(
+                    f"BEGIN EXCLUSIVE; {schema}; PRAGMA application_id = {APPLICATION_ID}; "
+                    f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
+            except BaseException:
+                if con.in_transaction:
+                    con.execute("ROLLBACK")
+                raise
+        elif version != SCHEMA_VERSION:
+            raise _newer(self.path, version)
+        mode = con.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != b"wal":
+            raise StoreFault(f"{self.path} cannot be switched to write-ahead mode", "io")
+        for setting in (
+            "synchronous = NORMAL",
+            "wal_autocheckpoint = 0",
+            f"cache_size = -{CACHE_KIB}",
+            "temp_store = MEMORY",
+            "secure_delete = OFF",
+        ):
+            con.execute("PRAGMA " + setting).fetchall()
+        self._has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
+
+    def _one(self, sql: str) -> object:
+        return self._con.execute(sql).fetchone()[0]
+
+    # -- reading
+
+    def load(self) -> Snapshot:
+        """Read the last committed state; jobs come in pages, as they are iterated."""
+        with self._lock:
+            self._check_open()
+            try:
+                names = [
+                    (id_, text.decode("utf-8", "replace"))
+                    for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")
+                ]
+                queues = self._con.execute(
+                    "SELECT id, CAST(state AS BLOB) FROM queues ORDER BY id"
+                ).fetchall()
+                meta = {
+                    key.decode("utf-8", "replace"): value
+                    for key, value in self._con.execute(
+                        "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta"
+                    )
+                }
+            except sqlite3.Error as error:
+                raise _fault(error, self.path) from error
+        return Snapshot(names=names, queues=queues, meta=meta, jobs=self._pages())
+
+    def _pages(self) -> Iterator[Row]:
+        last: int | None = None
+        while True:
+            with self._lock:
+                self._check_open()
+                try:
+                    if last is None:
+                        page = self._con.execute(
+                            f"{_SELECT} ORDER BY j.seq LIMIT {LOAD_PAGE_ROWS}"
+                        ).fetchall()
+                    else:
+                        page = self._con.execute(
+                            f"{_SELECT} WHERE j.seq > ? ORDER BY j.seq LIMIT {LOAD_PAGE_ROWS}", (last,)
+                        ).fetchall()
+                except sqlite3.Error as error:
+                    raise _fault(error, self.path) from error
+            yield from page
+            if len(page) < LOAD_PAGE_ROWS:
+                return
+            last = page[-1][0]
+
+    def read(self, seqs: Sequence[int]) -> list[Row]:
+        """Read single rows, in order of seq; those that do not exist are left out."""
+        wanted = sorted(set(seqs))
+        rows: list[Row] = []
+        with self._lock:
+            self._check_open()
+            try:
+                for size, n in _plan(len(wanted)):
+                    part = wanted[:n]
+                    del wanted[:n]
+                    part += part[-1:] * (size - n)
+                    rows += self._con.execute(
+                        f"{_SELECT} WHERE j.seq IN ({','.join('?' * size)}) ORDER BY j.seq", part
+                    ).fetchall()
+            except sqlite3.Error as error:
+                raise _fault(error, self.path) from error
+        return rows
+
+    def integrity_check(self) -> list[str]:
+        """Return what SQLite finds wrong with the file; empty when it is sound."""
+        with self._lock:
+            self._check_open()
+            try:
+                rows = self._con.execute("PRAGMA integrity_check").fetchall()
+            except sqlite3.DatabaseError as error:
+                return [str(error)]
+        found = [str(row[0], "utf-8", "replace") for row in rows]
+        return [] if found == ["ok"] else found
+
+    # -- writing
+
+    def commit(self, cut: Cut, *, sync: bool = False) -> None:
+        """Write the whole cut in one transaction, or nothing."""
+        with self._lock:
+            self._check_open()
+            inserts, payloads = _split_payloads(cut.inserts)
+            has_payloads = self._has_payloads or bool(payloads)
+            steps = _steps(cut, inserts, payloads, has_payloads)
+            con = self._con
+            try:
+                if sync is not self._sync_full:
+                    con.execute("PRAGMA synchronous = " + ("FULL" if sync else "NORMAL"))
+                    self._sync_full = sync
+                if len(steps) == 1:  # one statement is a transaction of its own
+                    con.execute(*steps[0])
+                elif steps:
+                    con.execute("BEGIN IMMEDIATE")
+                    for sql, parameters in steps:
+                        con.execute(sql, parameters)
+                    con.execute("COMMIT")
+            except BaseException as error:
+                self._failed_commits += 1
+                self._roll_back()
+                if not isinstance(error, sqlite3.Error):
+                    raise
+                fault = _fault(error, self.path)
+                self._last_error = str(fault)
+                raise fault from error
+            self._has_payloads = has_payloads
+            self._last_error = None
+            self._commits += 1
+            self._rows += cut.n_jobs
+            # A row may sit on a page of its own.
+            n_pages = 2 + cut.n_jobs
+            for data in payloads[1::2]:
+                n_pages += len(cast(bytes, data)) // PAGE_BYTES
+            self._pages_due -= n_pages
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._con.in_transaction:  # some errors have rolled back already
+                self._con.execute("ROLLBACK")
+
+    # -- the log
+
+    @property
+    def wants_maintenance(self) -> bool:
+        """Tell whether enough may have been written to look at the log; costs nothing."""
+        return self._pages_due <= 0 and not self._closed
+
+    def maintain(self) -> bool:
+        """Move the log into the file once it holds about 1,000 pages; never raises.
+
+        The log file is then written again from its start, or cut back when it had
+        grown: behind a reader that pins it, or by one large cut. Returns True when
+        that did not succeed yet, so that it has to be tried again in a while.
+        """
+        with self._lock:
+            if self._closed or self._forked or not (self._pages_due <= 0 or self._pinned):
+                return False
+            try:
+                self._tidy()
+            except (sqlite3.Error, OSError) as error:
+                self._pages_due = CHECKPOINT_PAGES
+                _log.warning("%s: checkpoint failed: %s", self.path, error)
+                return True
+            return self._pinned
+
+    def _tidy(self) -> None:
+        salt, frames, size = self._frames()
+        if salt != self._salt:
+            self._salt, self._salt_done = salt, 0
+        pending = frames - self._salt_done
+        cut_back = size > WAL_LIMIT_BYTES
+        if pending < CHECKPOINT_PAGES and not cut_back:
+            self._pinned = False
+            self._pages_due = CHECKPOINT_PAGES - pending
+            return
+        # Never wait here for a reader: commits are waiting for this lock.
+        self._con.execute("PRAGMA busy_timeout = 0")
+        try:
+            mode = "TRUNCATE" if cut_back else "PASSIVE"
+            busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        finally:
+            self._con.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        self._checkpoints += 1
+        self._salt_done = max(done, 0)
+        self._pages_due = CHECKPOINT_PAGES
+        pinned = bool(busy) or done < log
+        if pinned and cut_back and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s: another reader keeps the log from being reused; it has %d bytes", self.path, size
+            )
+        elif not pinned:
+            self._warned = False
+        self._pinned = pinned
+
+    def _frames(self) -> tuple[bytes, int, int]:
+        """Return the salt of the log, how many of its frames carry it, and its bytes.
+
+        The file is not cut when it is started over, so its size says little; the
+        frames since the start carry the salt of the header and form a prefix,
+        whose end is found by bisection. (SQLite puts no locks on this file, so it
+        may be opened beside it.)
+        """
+        if self._wal_fd < 0:
+            self._wal_fd = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._wal_fd
+        salt = os.pread(fd, 8, 16)
+        size = os.fstat(fd).st_size
+        low, high = 0, (size - _WAL_HEADER_BYTES) // _FRAME_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            if os.pread(fd, 8, _WAL_HEADER_BYTES + middle * _FRAME_BYTES + 8) == salt:
+                low = middle + 1
+            else:
+                high = middle
+        return salt, low, size
+
+    def status(self) -> dict[str, object]:
+        """Describe the file; sizes in bytes. ``log_pinned``: a foreign reader holds the log."""
+        return {
+            "path": self.path,
+            "file_bytes": _size_of(self.path),
+            "wal_bytes": _size_of(self.path + "-wal"),
+            "log_pinned": self._pinned,
+            "commits": self._commits,
+            "failed_commits": self._failed_commits,
+            "rows": self._rows,
+            "checkpoints": self._checkpoints,
+            "last_error": self._last_error,
+        }
+
+    # -- the end
+
+    def close(self) -> None:
+        """Put the log into the file, close it and give it up; a second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._forked:
+                return
+            with contextlib.suppress(sqlite3.Error):
+                self._con.execute("PRAGMA busy_timeout = 0")
+                self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._release()
+
+    def _release(self) -> None:
+        con = getattr(self, "_con", None)
+        if con is not None:
+            con.close()
+        if self._wal_fd >= 0:
+            os.close(self._wal_fd)
+            self._wal_fd = -1
+        with _owned_guard:
+            if self._key is not None:
+                _owned.pop(self._key, None)
+        if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path + ".lock")
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _check_open(self) -> None:
+        if self._forked:
+            raise ForkedError("the engine belongs to the parent process; open one of your own")
+        if self._closed:
+            raise ClosedError("the store is closed")
+
+    def _disown(self) -> None:
+        # In a forked child. The lock of the parent must not outlive it in our copy of
+        # the descriptor, and the connection must not be closed: that would touch the file.
+        self._forked = True
+        _abandoned.append(self._con)
+        self._lock = threading.Lock()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+        if self._wal_fd >= 0:
+            os.close(self._wal_fd)
+            self._wal_fd = -1
+
+
+def _after_fork_in_child() -> None:
+    global _owned_guard
+    _owned_guard = threading.Lock()
+    _owned.clear()
+    for store in list(_stores):
+        store._disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _split_payloads(inserts: list[object]) -> tuple[list[object], list[object]]:
+    """Return the rows without their large payloads, and those as (seq, data)."""
+    large = [
+        i
+        for i in range(4, len(inserts), INSERT_WIDTH)
+        if (data := inserts[i]) is not None and len(cast(bytes, data)) > INLINE_DATA_BYTES
+    ]
+    payloads: list[object] = []
+    if large:
+        inserts = inserts.copy()
+        for i in large:
+            payloads += (inserts[i - 4], inserts[i])
+            inserts[i] = b""
+    return inserts, payloads
+
+
+def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads: bool) -> list[_Step]:
+    """Return the statements of a transaction, with their parameters."""
+    steps: list[_Step] = []
+    _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH)
+    _cut_up(steps, _payload_sql, payloads, 2)
+    _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH)
+    _cut_up(steps, _delete_sql, cut.deletes, 1)
+    if has_payloads:
+        _cut_up(steps, _drop_sql, cut.deletes, 1)
+    for name in cut.names:
+        steps.append((_NAME, name))
+    for queue, state in cut.queues:
+        if state is None:
+            steps.append(("DELETE FROM queues WHERE id = ?", (queue,)))
+        else:
+            steps.append(("REPLACE INTO queues(id, state) VALUES (?,?)", (queue, state)))
+    for item in cut.meta.items():
+        steps.append(("REPLACE INTO meta(key, value) VALUES (?,?)", item))
+    return steps
+
+
+def _cut_up(steps: list[_Step], sql_of: Callable[[int], str], flat: Sequence[object], width: int) -> None:
+    """Append the statements that carry the rows of ``flat``."""
+    at = 0
+    for size, n in _plan(len(flat) // width):
+        part = flat[at : at + n * width]
+        at += n * width
+        if n < size:
+            part = [*part, *(tuple(part[-width:]) * (size - n))]
+        steps.append((sql_of(size), part))
+
+
+def _foreign(path: str) -> StoreFault:
+    return StoreFault(f"{path} is an SQLite database of another program", "foreign")
+
+
+def _newer(path: str, version: int) -> StoreFault:
+    return StoreFault(
+        f"{path} has schema version {version}, this program knows {SCHEMA_VERSION}; it was not touched",
+        "newer",
+    )
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _fault(error: sqlite3.Error, path: str) -> StoreFault:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    kind = _KINDS.get(code, "other")
+    return StoreFault(f"{path}: {error}", kind)
+
+
+def _inspect(path: str) -> None:
+    """Refuse a file that is not ours, before SQLite may leave a mark on it."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            raise StoreFault(f"{directory} is not a directory; it must exist", "missing") from None
+        return
+    except OSError as error:
+        raise StoreFault(f"{path} cannot be opened: {error.strerror}", "readonly") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise StoreFault(f"{path} is a directory", "foreign")
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreFault(f"{path} is not a regular file", "foreign")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER.size)
+    except OSError as error:
+        raise StoreFault(f"{path} cannot be read: {error.strerror}", "readonly") from None
+    if not os.access(path, os.W_OK):
+        raise StoreFault(f"{path} is not writable", "readonly")
+    if not head:
+        return
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise StoreFault(f"{path} is not a database", "foreign")
+    _, version, application = _HEADER.unpack(head)
+    if application == APPLICATION_ID:
+        if version > SCHEMA_VERSION:
+            raise _newer(path, version)
+    elif application != 0 or os.path.exists(path + "-wal"):
+        # Ours is named from its first page on; a log may hold the tables of a foreign one.
+        raise _foreign(path)
+
+
+def _take_lock(path: str) -> int:
+    """Lock ``<path>.lock``, write our pid into it and return its descriptor."""
+    name = path + ".lock"
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise StoreFault(f"{path} needs {name} beside it: {error.strerror}", "readonly") from None
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise StoreFault(f"{name} cannot be locked: {error.strerror}", "io") from None
+                owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise EngineBusyError(f"{path} is in use by process {owner}") from None
+            # The last owner may have removed the name between our open and our lock.
+            try:
+                same = os.path.samestat(os.stat(name), os.fstat(fd))
+            except FileNotFoundError:
+                same = False
+            if same:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)

@@ -1,0 +1,189 @@
+"""One engine owns a file, until it closes it or dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qcore.errors import EngineBusyError, ForkedError, QError
+from qcore.store.base import Cut, Row, Store
+from qcore.store.sqlite import SqliteStore
+
+Rows = Callable[[Store], list[Row]]
+
+OWNER = """
+import sys
+from qcore.store.base import Cut
+from qcore.store.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+store.commit(Cut(inserts=[1, 1, 0, b"r", b"d", None]))
+print("open", flush=True)
+sys.stdin.read()
+store.close()
+"""
+
+
+def test_two_in_one_process(store: SqliteStore, db: Path, rows_of: Rows) -> None:
+    with pytest.raises(EngineBusyError, match=f"already open in this process .*{os.getpid()}"):
+        SqliteStore(db)
+    # The refusal must not have cost the first one its locks.
+    store.commit(Cut(inserts=[1, 1, 0, b"r", None, None]))
+    assert len(rows_of(store)) == 1
+
+
+def test_the_same_file_by_other_names(store: SqliteStore, db: Path) -> None:
+    link, hard = db.with_name("link.db"), db.with_name("hard.db")
+    link.symlink_to(db)
+    os.link(db, hard)
+    for name in (link, hard, db.parent / "." / db.name):
+        with pytest.raises(EngineBusyError):
+            SqliteStore(name)
+
+
+def test_it_may_be_opened_again_after_it_was_closed(db: Path) -> None:
+    for _ in range(3):
+        SqliteStore(db).close()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_two_processes(db: Path, start_child: Any, rows_of: Rows, stopped: bool) -> None:
+    child = start_child(OWNER, db)
+    assert child.stdout.readline() == "open\n"
+    if stopped:  # a stopped owner is an owner
+        child.send_signal(signal.SIGSTOP)
+    link = db.with_name("link.db")
+    link.symlink_to(db)
+    for name in (db, link):
+        with pytest.raises(EngineBusyError) as caught:
+            SqliteStore(name)
+        assert str(caught.value) == f"{db} is in use by process {child.pid}"
+    if stopped:
+        child.send_signal(signal.SIGCONT)
+    child.communicate("")
+    assert child.returncode == 0
+    store = SqliteStore(db)
+    assert len(rows_of(store)) == 1
+    store.close()
+
+
+def test_a_killed_owner_does_not_block(db: Path, start_child: Any, rows_of: Rows) -> None:
+    child = start_child(OWNER, db)
+    assert child.stdout.readline() == "open\n"
+    child.kill()
+    child.wait()
+    assert Path(f"{db}.lock").read_text() == f"{child.pid}\n"
+    store = SqliteStore(db)
+    assert Path(f"{db}.lock").read_text() == f"{os.getpid()}\n"
+    assert rows_of(store) == [(1, 1, 0, b"r", b"d", None)]
+    assert store.integrity_check() == []
+    store.close()
+
+
+def in_fork(work: Callable[[], object]) -> str:
+    """Run ``work`` in a forked child and return the name of what it raised."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                work()
+                answer = "nothing"
+            except QError as error:
+                answer = type(error).__name__
+            except BaseException as error:
+                answer = repr(error)
+            os.write(writing, answer.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+def test_a_forked_child_cannot_write(store: SqliteStore, db: Path, rows_of: Rows) -> None:
+    assert in_fork(lambda: store.commit(Cut(inserts=[1, 1, 0, b"r", None, None]))) == ForkedError.__name__
+    assert in_fork(store.load) == ForkedError.__name__
+    assert in_fork(lambda: SqliteStore(db)) == EngineBusyError.__name__
+    assert in_fork(store.maintain) == "nothing"
+    assert in_fork(store.close) == "nothing"
+    store.commit(Cut(inserts=[2, 1, 0, b"r", None, None]))
+    assert [row[0] for row in rows_of(store)] == [2]
+    with pytest.raises(EngineBusyError):
+        SqliteStore(db)
+
+
+FORKING_OWNER = """
+import os, sys, time
+from qcore.store.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+if os.fork() == 0:
+    os.write(1, b"forked\\n")
+    os.close(1)
+os.read(0, 1)
+os._exit(0)
+"""
+
+
+def test_a_child_that_outlives_a_killed_owner_does_not_block(db: Path, start_child: Any) -> None:
+    owner = start_child(FORKING_OWNER, db)
+    assert owner.stdout.readline() == "forked\n"
+    owner.kill()
+    owner.wait()
+    SqliteStore(db).close()  # the forked child still sleeps on its standard input
+
+
+STORM = """
+import sys
+from qcore.store.base import Cut
+from qcore.store.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+seq = int(sys.argv[2])
+while True:
+    # Two rows and a count that must agree: a cut is there whole or not at all.
+    cut = Cut(
+        inserts=[seq, 1, 0, b"%d" % seq, b"d" * (seq * 7919 % 200_000), None,
+                 seq + 1, 1, 0, b"%d" % seq, None, None],
+        deletes=[seq - 41, seq - 40],
+        meta={"last": b"%d" % (seq + 1)},
+    )
+    if seq > 20:
+        cut.updates = [seq - 20, 3, b"%d" % (seq - 20), b"result"]
+    store.commit(cut, sync=seq % 50 == 1)
+    store.maintain()
+    print(seq + 1, flush=True)
+    seq += 2
+"""
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_kill_during_a_write_storm_loses_nothing(
+    db: Path, start_child: Any, rows_of: Rows, rounds: int
+) -> None:
+    last = 0
+    for n in range(rounds):
+        child = start_child(STORM, db, last + 1)
+        for _ in range(7 + n * 13 % 60):
+            acknowledged = int(child.stdout.readline())
+        child.kill()
+        rest = child.stdout.read().split("\n")
+        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
+        child.wait()
+        store = SqliteStore(db)
+        assert store.integrity_check() == []
+        last = int(store.load().meta["last"])
+        assert last in (acknowledged, acknowledged + 2)
+        rows = rows_of(store)
+        first = max(1, last - 40)
+        assert [row[0] for row in rows] == list(range(first, last + 1))
+        for seq, _, state, _, data, result in rows:
+            if seq % 2:
+                assert data == b"d" * (seq * 7919 % 200_000)
+                assert (state, result) == ((3, b"result") if seq < last - 20 else (0, None))
+        store.close()
