@@ -63,6 +63,7 @@ cdef class Broker:
     cdef list to_notify
     cdef readonly dict workers
     cdef readonly bint closed, intake
+    cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit
     cdef readonly int64_t started_ms
     cdef uint32_t batch         # mark of the batch that is being judged

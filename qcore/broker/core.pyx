@@ -42,9 +42,8 @@ cdef extern from "time.h" nogil:
     int CLOCK_REALTIME
     int CLOCK_MONOTONIC
 
-cdef enum:
-    RETRY_FIRST_NS = 200000000
-    RETRY_MOST_NS = 30000000000
+cdef int64_t RETRY_FIRST_NS = 200_000_000
+cdef int64_t RETRY_MOST_NS = 30_000_000_000
 
 cdef bytes K_OK = b"\xa2ok\xc3"
 cdef bytes K_JOB = b"\xa3job", K_JOBS = b"\xa4jobs", K_TOKEN = b"\xa5token", K_TOKENS = b"\xa6tokens"

@@ -681,7 +681,7 @@ cdef class Engine:
         again = not final and job.attempts < job.max_attempts
         self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
-            extra["stacktrace"] = stack
+            extra["stacktrace"] = stack[:extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)]
         if q.event_mask & EV_FAILED:
             self.c_emit(EV_FAILED, q, job, now_ms, (error, not again))
         if not again:

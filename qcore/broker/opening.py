@@ -1,0 +1,144 @@
+"""Bring a broker up from its store, and down again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from qcore.broker import rows
+from qcore.broker.core import Broker
+from qcore.clock import Clock
+from qcore.errors import StoreError
+from qcore.store.base import Cut, Store
+from qcore.store.sqlite import SqliteStore
+
+logger = logging.getLogger("qcore.broker")
+
+Level = Literal["buffered", "committed", "synced"]
+Mode = Literal["embedded", "server"]
+
+#: Set while a process has the file open; what is found at the next start says how it ended.
+META_OPEN = "open"
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a data file brought back."""
+
+    jobs: int = 0
+    requeued: int = 0
+    crashed: bool = False
+    unreadable: list[tuple[int, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def open_broker(
+    path: str | None = None,
+    *,
+    mode: Mode = "embedded",
+    adds: Level = "buffered",
+    changes: Level = "committed",
+    clock: Clock | None = None,
+    seed: bytes | None = None,
+    store: Store | None = None,
+    flush_ms: int = 10,
+    max_completed: int = 50_000,
+) -> Broker:
+    """A broker over the data file at ``path``, or in memory without one.
+
+    ``adds`` is the durability of plain adds, ``changes`` of everything else. On a
+    server a delivery that was out stays with its holder, under its stored lease;
+    embedded, the holders died with the process, so their jobs go back at once,
+    charged one attempt and one stall unless the last close was clean.
+
+    :raises StoreError: the file cannot be used; it was not touched
+    :raises EngineBusyError: another process has it open
+    """
+    if store is None and path is not None:
+        store = SqliteStore(path)
+    broker = Broker(
+        store,
+        clock=clock,
+        seed=seed,
+        hold_adds=adds != "buffered",
+        hold_changes=changes != "buffered",
+        hold_pulls=mode == "embedded" and changes != "buffered",
+        sync="synced" in (adds, changes),
+        flush_ms=flush_ms,
+        max_completed=max_completed,
+    )
+    if store is not None:
+        try:
+            recover(broker, store, keep_leases=mode == "server")
+        except BaseException:
+            store.close()
+            raise
+    return broker
+
+
+def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
+    """Rebuild the engine from the store. Doing it twice equals doing it once."""
+    started = time.monotonic()
+    engine = broker.engine
+    found = Recovery()
+    with broker:
+        now_ms, now_ns = broker.wall_ms, broker.monotonic_ns
+        snapshot = store.load()
+        found.crashed = snapshot.meta.get(META_OPEN) == b"1"
+        try:
+            rows.restore_names(engine, snapshot.names, snapshot.queues)
+        except rows.BadRow as error:
+            raise StoreError(f"{store.path}: {error}") from None
+        for row in snapshot.jobs:
+            try:
+                rows.restore(engine, row, now_ms, now_ns)
+            except rows.BadRow as error:
+                found.unreadable.append((row[0], str(error)))
+            else:
+                found.jobs += 1
+        found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
+        found.seconds = time.monotonic() - started
+        broker.recovery = found
+    # The mark goes in with what recovery changed: a crash from here on is one.
+    store.commit(Cut(meta={META_OPEN: b"1"}))
+    for seq, why in found.unreadable[:10]:
+        logger.error("%s: row %d cannot be read and was left in the file: %s", store.path, seq, why)
+    if len(found.unreadable) > 10:
+        logger.error("%s: %d rows cannot be read", store.path, len(found.unreadable))
+    return found
+
+
+def flush(broker: Broker) -> None:
+    """Commit everything that is buffered, from this thread. Raises StoreError if that fails."""
+    cut = broker.begin_commit()
+    while cut is not None:
+        commit(broker, cut)
+        if broker.degraded is not None:
+            raise StoreError(f"the data file cannot be written: {broker.degraded[0]}")
+        cut = broker.begin_commit()
+
+
+def commit(broker: Broker, cut: Cut) -> None:
+    """Commit one cut that the broker gave out, and report it back."""
+    try:
+        broker.store.commit(cut, sync=broker.sync)
+    except StoreError as error:
+        broker.end_commit(error)
+    else:
+        broker.end_commit()
+
+
+def close_broker(broker: Broker) -> None:
+    """Flush, mark the file as cleanly closed, checkpoint and let it go."""
+    if broker.closed:
+        return
+    broker.mark_closed()
+    if broker.store is None:
+        return
+    try:
+        flush(broker)
+        broker.store.commit(Cut(meta={META_OPEN: b"0"}), sync=True)
+    finally:
+        broker.store.close()
