@@ -176,7 +176,8 @@ class SqliteStore:
         self._rows = 0
         self._checkpoints = 0
         self._pages_due = CHECKPOINT_PAGES  # pages that may be written before the next look at the log
-        self._pinned = False
+        self._pinned = False  # by a reader, so that the log could not be moved or reused
+        self._retry = False
         self._warned = False
         self._last_error: str | None = None
         self._salt = b""
@@ -404,15 +405,18 @@ class SqliteStore:
         that did not succeed yet, so that it has to be tried again in a while.
         """
         with self._lock:
-            if self._closed or self._forked or not (self._pages_due <= 0 or self._pinned):
+            if self._closed or self._forked or not (self._pages_due <= 0 or self._retry):
                 return False
             try:
                 self._tidy()
             except (sqlite3.Error, OSError) as error:
                 self._pages_due = CHECKPOINT_PAGES
-                _log.warning("%s: checkpoint failed: %s", self.path, error)
-                return True
-            return self._pinned
+                if not self._retry:
+                    _log.warning("%s: checkpoint failed: %s", self.path, error)
+                self._retry = True
+            else:
+                self._retry = self._pinned
+            return self._retry
 
     def _tidy(self) -> None:
         salt, frames, size = self._frames()
