@@ -13,7 +13,6 @@ type code and item size, such as ``<d8``; of ``n`` and ``s`` the numpy type
 string, such as ``>i8``, or the list of fields of a structured type.
 """
 
-cimport cython
 from cpython.buffer cimport (
     PyBUF_FULL_RO,
     PyBuffer_IsContiguous,
@@ -21,12 +20,12 @@ from cpython.buffer cimport (
     PyBuffer_ToContiguous,
     PyObject_GetBuffer,
 )
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next, PyDict_SetItem, PyDict_Size
-from cpython.list cimport PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -88,7 +87,7 @@ cdef str ORDER = "<" if sys.byteorder == "little" else ">"
 # Code and size of the formats that memoryview.cast and array.array know.
 cdef object FORMAT = re.compile(r"([<>|])([a-zA-Z?])([1-9][0-9]?)")
 cdef object DTYPE = re.compile(r"[<>|][a-zA-Z][0-9]{0,9}(\[[0-9]*[a-zA-Z]+\])?")
-cdef str CAST_CODES = "bBhHiIlLqQnNfd?ec"
+cdef str CAST_CODES = "bBhHiIlLqQnNfd?c"
 # Codes that hold the same numbers, for peers whose C types have other sizes.
 cdef dict ALIKE = {
     **dict.fromkeys("bhilqn", "bhilq"),
@@ -97,7 +96,6 @@ cdef dict ALIKE = {
     "d": "fd",
     "?": "?",
     "c": "c",
-    "e": "e",
     "u": "uw",
     "w": "uw",
 }
@@ -268,7 +266,7 @@ cdef int pack_view(Writer w, object o, bint typed) except -1:
         return pack_elements(w, o, None)
     code = format[1:] if format[0] == "@" else format
     if len(code) != 1 or code not in CAST_CODES:
-        raise SerializationError(f"a memoryview of format {format!r} would not survive; send its bytes instead")
+        raise SerializationError(f"a memoryview of format {format!r} would not survive; send its bytes")
     if o.ndim != 1 and 0 in o.shape:
         raise SerializationError("an empty memoryview of several dimensions would not survive")
     return pack_elements(w, o, typed_header("v", f"{ORDER}{code}{o.itemsize}", o.shape))
@@ -606,14 +604,16 @@ cdef object read_typed(Cursor *c, Py_ssize_t start, Py_ssize_t n):
             import numpy as np
         except ImportError:
             raise SerializationError("reading this value needs numpy") from None
-        return read_numpy(np, kind, format, shape, PyByteArray_FromStringAndSize(<const char *> c.p + inner.pos, n))
+        items = PyByteArray_FromStringAndSize(<const char *> c.p + inner.pos, n)
+        return read_numpy(np, kind, format, shape, items)
     match = FORMAT.fullmatch(format) if isinstance(format, str) else None
     if match is None or kind not in ("v", "a"):
         raise ProtocolError("a typed buffer has an unknown element type")
     order, code, size = match.groups()
     if n != math.prod(shape) * int(size):
         raise ProtocolError("a typed buffer has another length than its shape says")
-    return read_elements(kind, order, code, int(size), shape, PyBytes_FromStringAndSize(<const char *> c.p + inner.pos, n))
+    items = PyBytes_FromStringAndSize(<const char *> c.p + inner.pos, n)
+    return read_elements(kind, order, code, int(size), shape, items)
 
 
 cdef object read_numpy(object np, str kind, object format, list shape, bytearray data):
@@ -698,7 +698,7 @@ cdef object read_ext(Cursor *c, Py_ssize_t n):
 
 cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
     cdef list out
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef object item
     if depth == SCAN_MAX_NESTING:
         c_raise(SCAN_DEEP)
@@ -706,7 +706,7 @@ cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
         c_raise(SCAN_TRUNCATED)
     # Appended rather than filled in: a list with empty slots must not be seen by the collector.
     out = []
-    for i in range(n):
+    for _i in range(n):
         item = read_value(c, depth + 1)
         out.append(None if item is UNDEFINED else item)
     return out
@@ -714,14 +714,14 @@ cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
 
 cdef object read_map(Cursor *c, Py_ssize_t n, int depth):
     cdef dict out
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef object key, item
     if depth == SCAN_MAX_NESTING:
         c_raise(SCAN_DEEP)
     if n > (c.end - c.pos) // 2:
         c_raise(SCAN_TRUNCATED)
     out = {}
-    for i in range(n):
+    for _i in range(n):
         key = read_key(c)
         if c.envelope and is_payload(key, depth):
             item = read_packed(c, depth + 1)
@@ -788,7 +788,7 @@ cdef object read_packed(Cursor *c, int depth):
 
 cdef object read_results(Cursor *c):
     cdef unsigned char b
-    cdef Py_ssize_t n, i
+    cdef Py_ssize_t n, head, _i
     cdef object item
     cdef list out
     if c.pos >= c.end:
@@ -798,17 +798,17 @@ cdef object read_results(Cursor *c):
         n = b & 0x0F
         c.pos += 1
     elif b == 0xDC or b == 0xDD:
-        i = 2 if b == 0xDC else 4
-        if c.end - c.pos - 1 < i:
+        head = 2 if b == 0xDC else 4
+        if c.end - c.pos - 1 < head:
             c_raise(SCAN_TRUNCATED)
-        n = read_size(c.p + c.pos + 1, i)
-        c.pos += 1 + i
+        n = read_size(c.p + c.pos + 1, head)
+        c.pos += 1 + head
     else:
         return read_value(c, 1)
     if n > c.end - c.pos:
         c_raise(SCAN_TRUNCATED)
     out = []
-    for i in range(n):
+    for _i in range(n):
         item = read_packed(c, 2)
         out.append(None if item is UNDEFINED else item)
     return out

@@ -37,7 +37,7 @@ cdef class Writer:
     # A plain Python value, or a Packed as it is. Nothing stays behind after an error.
     cdef int c_value(self, object o) except -1
     cdef int c_put(self, object o, int depth) except -1
-    cdef int c_text(self, str s) except -1
+    cdef int c_text(self, object s) except -1
 
 
 cdef inline void c_store16(unsigned char *p, unsigned int v) noexcept nogil:

@@ -263,7 +263,7 @@ cdef class Writer:
         c_store32(self.p + at - 4, size)
         return 0
 
-    cdef int c_text(self, str s) except -1:
+    cdef int c_text(self, object s) except -1:
         cdef Py_ssize_t k
         cdef const char *utf8
         try:
