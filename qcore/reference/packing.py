@@ -215,8 +215,13 @@ def _read_ext(code: int, body: bytes, typed: bool) -> object:
 
 
 def _read_typed(body: bytes, typed: bool) -> object:
-    end, notes = skip(body)
-    head = unpack(body[:end]) if not notes & TYPED else None
+    head = None
+    try:
+        end, notes = skip(body)
+        if not notes & TYPED:
+            head = unpack(body[:end])
+    except ProtocolError:
+        end = 0
     match head:
         case [str(kind), str() | list() as form, list(shape)] if len(shape) <= 64 and all(
             type(d) is int and 0 <= d <= MAX_FRAME_BYTES for d in shape

@@ -518,6 +518,11 @@ def pack_frame(value, *, bint typed=False, bint int64=True):
 
 # --- reading ---------------------------------------------------------------------------------
 
+cdef enum Opens:
+    ALL = 0
+    REQUEST = 1  # not the payloads of a request, and no extensions
+    REPLY = 2  # not the payloads of a reply
+
 cdef struct Cursor:
     const unsigned char *p
     Py_ssize_t pos
@@ -525,7 +530,7 @@ cdef struct Cursor:
     Py_ssize_t budget  # values that may still be built
     bint typed
     bint int_keys
-    bint envelope
+    int opens  # which parts are built: Opens
 
 cdef object UNDEFINED = object()
 
@@ -589,8 +594,12 @@ cdef object read_typed(Cursor *c, Py_ssize_t start, Py_ssize_t n):
     inner.pos = start
     inner.end = start + n
     # No extension inside the header, so that they cannot nest.
-    inner.envelope = True
-    head = read_value(&inner, 0)
+    inner.opens = REQUEST
+    inner.budget = 512
+    try:
+        head = read_value(&inner, 0)
+    except (ProtocolError, UnicodeDecodeError):
+        raise ProtocolError("the header of a typed buffer is malformed") from None
     n = inner.end - inner.pos
     if not (isinstance(head, list) and len(head) == 3 and isinstance(head[0], str)
             and isinstance(head[1], (str, list)) and isinstance(head[2], list)
@@ -688,7 +697,7 @@ cdef object read_ext(Cursor *c, Py_ssize_t n):
     c.pos = start + n
     if code == EXT_UNDEFINED:
         return UNDEFINED
-    if not c.envelope:
+    if c.opens != REQUEST:
         if code == EXT_TIMESTAMP:
             return read_timestamp(c.p + start, n)
         if code == EXT_TYPED:
@@ -723,9 +732,9 @@ cdef object read_map(Cursor *c, Py_ssize_t n, int depth):
     out = {}
     for _i in range(n):
         key = read_key(c)
-        if c.envelope and is_payload(key, depth):
-            item = read_packed(c, depth + 1)
-        elif c.envelope and depth == 0 and key == "results":
+        if c.opens != ALL and is_payload(c.opens, key, depth):
+            item = read_packed(c)
+        elif c.opens == REQUEST and depth == 0 and key == "results":
             item = read_results(c)
         else:
             item = read_value(c, depth + 1)
@@ -765,14 +774,17 @@ cdef inline Py_ssize_t read_size(const unsigned char *p, Py_ssize_t head) noexce
     return p[0] if head == 1 else c_load16(p) if head == 2 else <Py_ssize_t> c_load32(p)
 
 
-cdef bint is_payload(object key, int depth) except -1:
-    # Of a request: data and result of one job; of a batch: data of each job in it.
-    if depth == 0:
-        return key == "data" or key == "result"
-    return depth == 2 and key == "data"
+cdef bint is_payload(int opens, object key, int depth) except -1:
+    if opens == REQUEST:
+        # data and result of one job; in a batch, data of each job.
+        if depth == 0:
+            return key == "data" or key == "result"
+        return depth == 2 and key == "data"
+    # At the top of a reply, data is a wrapper; further down it belongs to a job.
+    return key == "result" or (depth > 0 and (key == "data" or key == "returnvalue"))
 
 
-cdef object read_packed(Cursor *c, int depth):
+cdef object read_packed(Cursor *c):
     cdef uint32_t notes = 0
     cdef Py_ssize_t after = c_skip(c.p, c.pos, c.end, &notes)
     cdef Py_ssize_t start = c.pos
@@ -809,7 +821,7 @@ cdef object read_results(Cursor *c):
         c_raise(SCAN_TRUNCATED)
     out = []
     for _i in range(n):
-        item = read_packed(c, 2)
+        item = read_packed(c)
         out.append(None if item is UNDEFINED else item)
     return out
 
@@ -948,7 +960,7 @@ def unpack(data, *, bint typed=True, bint int_keys=False):
     c.budget = (<Py_ssize_t> 1) << 62
     c.typed = typed
     c.int_keys = int_keys
-    c.envelope = False
+    c.opens = ALL
     return read_whole(data, &c)
 
 
@@ -965,5 +977,20 @@ def unpack_request(data):
     c.budget = ENVELOPE_VALUES
     c.typed = False
     c.int_keys = False
-    c.envelope = True
+    c.opens = REQUEST
+    return read_whole(data, &c)
+
+
+def unpack_reply(data):
+    """Return a reply or an event with its payloads unopened.
+
+    ``result`` anywhere, and below the top ``data`` and ``returnvalue``, become
+    :class:`Packed`, checked but not built: a payload that has no counterpart here
+    spoils its own job and not the batch it came with. O(size). Raises ProtocolError.
+    """
+    cdef Cursor c
+    c.budget = (<Py_ssize_t> 1) << 62
+    c.typed = False
+    c.int_keys = False
+    c.opens = REPLY
     return read_whole(data, &c)

@@ -20,7 +20,7 @@ import pytest
 
 from qcore.errors import ProtocolError, SerializationError
 from qcore.limits import MAX_FRAME_BYTES
-from qcore.wire.packing import pack, pack_frame, unpack, unpack_request
+from qcore.wire.packing import pack, pack_frame, unpack, unpack_reply, unpack_request
 from qcore.wire.scan import skip
 from qcore.wire.writer import Packed
 
@@ -341,6 +341,26 @@ def test_a_request_of_empty_lists_does_not_fill_the_memory() -> None:
     bomb = b"\x81\xa1x\xdd" + (4_000_000).to_bytes(4, "big") + b"\x90" * 4_000_000
     with pytest.raises(ProtocolError, match="too many values"):
         unpack_request(bomb)
+
+
+def test_payloads_of_a_reply_stay_unopened() -> None:
+    poison = Packed(b"\xc7\x0c\xff\0\0\0\0\x7f" + b"\0" * 7)
+    jobs = [{"id": "1", "data": poison, "returnvalue": [1]}, {"id": "2", "data": None}]
+    got = unpack_reply(pack({"ok": True, "jobs": jobs, "data": {"pong": True}, "result": {"a": 1}}))
+    assert got == {
+        "ok": True,
+        "jobs": [
+            {"id": "1", "data": poison, "returnvalue": Packed(b"\x91\x01")},
+            {"id": "2", "data": Packed(b"\xc0")},
+        ],
+        "data": {"pong": True},
+        "result": Packed(b"\x81\xa1a\x01"),
+    }
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    assert unpack_reply(pack({"since": moment})) == {"since": moment}
+    assert unpack_reply(b"\x81\xa6result\xd4\x00\x00") == {}
+    with pytest.raises(ProtocolError):
+        unpack_reply(b"\x81\xa6result\xc1")
 
 
 # --- buffers --------------------------------------------------------------------------------

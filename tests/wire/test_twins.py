@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import datetime as dt
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -143,14 +144,17 @@ def test_any_bytes_agree_with_the_twin(data: bytes) -> None:
 def test_what_is_let_through_can_be_read(data: bytes) -> None:
     """A value that the scanner admits is read by a client, but for keys, dates and buffers of no meaning."""
     try:
-        end, notes = scan.skip(data)
+        end, _ = scan.skip(data)
     except ProtocolError:
         assert outcome(packing.unpack, data)[0] == "error"
         return
-    kind, _ = outcome(packing.unpack, data[:end], int_keys=True)
-    if not notes and b"\xff" not in data:
-        again = outcome(msgpack.unpackb, data[:end], strict_map_key=False, timestamp=3)
-        assert kind == "value" or isinstance(again[1], list | tuple)
+    text = ""
+    try:
+        packing.unpack(data[:end], int_keys=True)
+    except (ProtocolError, SerializationError) as error:
+        text = str(error)
+    # A container as a key counts as too deep, for it can be no key at any depth.
+    assert re.search("^$|map key|typed buffer|nested|years|counterpart|numpy", text)
 
 
 @given(BYTES)
