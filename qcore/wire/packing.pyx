@@ -40,8 +40,10 @@ from qcore.wire.scan cimport (
     c_load16,
     c_load32,
     c_load64,
+    c_map,
     c_raise,
     c_skip,
+    c_str,
 )
 from qcore.wire.writer cimport Packed, Writer, c_packed, c_store16, c_store32, c_store64
 
@@ -53,7 +55,7 @@ from array import array
 from datetime import datetime, timedelta, timezone
 
 from qcore.errors import ProtocolError, SerializationError
-from qcore.limits import MAX_FRAME_BYTES
+from qcore.limits import MAX_FRAME_BYTES as _MAX_FRAME_BYTES
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
@@ -77,9 +79,10 @@ cdef extern from "Python.h":
 cdef enum:
     CACHED_KEYS = 512  # a power of two
     CACHED_KEY_BYTES = 32  # longer keys are not kept
+    SPARE_BYTES = 1 << 22  # largest buffer kept between calls of pack
     ENVELOPE_VALUES = 4000000  # values one request may hold outside its payloads
 
-cdef Py_ssize_t MAX_BYTES = MAX_FRAME_BYTES
+cdef Py_ssize_t MAX_BYTES = _MAX_FRAME_BYTES
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object UTC = timezone.utc
 cdef str ORDER = "<" if sys.byteorder == "little" else ">"
@@ -467,8 +470,19 @@ cdef int pack_value(Writer w, object o, int depth, bint typed, bint int64) excep
     return pack_other(w, o, depth, typed, int64)
 
 
-# One buffer is kept for the next call, so that a small value costs no allocation.
-cdef Writer SPARE = Writer()
+# One buffer is kept for the next call: a small value then costs no allocation, and
+# a large one no fresh pages, which cost more than the copying.
+cdef Writer SPARE = None
+
+
+cdef Writer spare_writer():
+    global SPARE
+    cdef Writer w = SPARE
+    if w is None:
+        w = Writer()
+        w.keep = SPARE_BYTES
+    SPARE = None
+    return w
 
 
 def pack(value, *, bint typed=False, bint int64=True):
@@ -482,10 +496,7 @@ def pack(value, *, bint typed=False, bint int64=True):
     deeper than 512 levels.
     """
     global SPARE
-    cdef Writer w = SPARE
-    SPARE = None
-    if w is None:
-        w = Writer()
+    cdef Writer w = spare_writer()
     try:
         pack_value(w, value, 0, typed, int64)
         if w.n > MAX_BYTES:
@@ -499,11 +510,8 @@ def pack(value, *, bint typed=False, bint int64=True):
 def pack_frame(value, *, bint typed=False, bint int64=True):
     """Return ``value`` packed as by :func:`pack`, behind its 4-byte big-endian length."""
     global SPARE
-    cdef Writer w = SPARE
+    cdef Writer w = spare_writer()
     cdef Py_ssize_t at
-    SPARE = None
-    if w is None:
-        w = Writer()
     try:
         at = w.c_open()
         pack_value(w, value, 0, typed, int64)
@@ -994,3 +1002,44 @@ def unpack_reply(data):
     c.int_keys = False
     c.opens = REPLY
     return read_whole(data, &c)
+
+
+def take_name(Packed data not None):
+    """Split the job name off a payload of an older client, which put it into the data.
+
+    Returns ``(name, data without it)`` when the payload is a map with a text under
+    ``name``, else None. The name is not checked. O(size) without building values.
+    """
+    cdef const unsigned char *p = <const unsigned char *> PyBytes_AS_STRING(data.data)
+    cdef const unsigned char *s = NULL
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(data.data)
+    cdef Py_ssize_t n = 0, size = 0, count = 0, pos, start, value
+    cdef uint32_t notes = 0
+    cdef object name = None
+    cdef Writer w
+    pos = c_map(p, 0, end, &n)
+    if pos < 0:
+        return None
+    w = Writer()
+    for _i in range(n):
+        start = pos
+        value = c_str(p, pos, end, &s, &size)
+        if value < 0:
+            value = c_skip(p, pos, end, &notes)
+            size = -1
+        pos = c_skip(p, value, end, &notes)
+        if value < 0 or pos < 0:
+            c_raise(pos if value >= 0 else value)
+        if size == 4 and memcmp(s, b"name", 4) == 0:
+            if c_str(p, value, end, &s, &size) < 0:
+                return None
+            name = PyUnicode_DecodeUTF8(<const char *> s, size, NULL)
+        else:
+            count += 1
+            w.c_raw(p + start, pos - start)
+    if name is None:
+        return None
+    rest = w.take()
+    w.c_map(count)
+    w.c_raw(PyBytes_AS_STRING(rest), PyBytes_GET_SIZE(rest))
+    return name, c_packed(w.take())

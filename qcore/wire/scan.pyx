@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memmove
 from qcore.wire.packing cimport EXT_TIMESTAMP, EXT_TYPED, EXT_UNDEFINED
 
 from qcore.errors import ProtocolError
-from qcore.limits import MAX_FRAME_BYTES
+from qcore.limits import MAX_FRAME_BYTES as _MAX_FRAME_BYTES
 
 cdef enum:
     FIRST_BYTES = 4096
@@ -406,7 +406,7 @@ cdef class FrameBuffer:
     thread-safe.
     """
 
-    def __cinit__(self, Py_ssize_t limit=MAX_FRAME_BYTES):
+    def __cinit__(self, Py_ssize_t limit=_MAX_FRAME_BYTES):
         self.p = NULL
         self.start = 0
         self.stop = 0

@@ -13,6 +13,7 @@ cdef class Writer:
     cdef unsigned char *p
     cdef Py_ssize_t n  # bytes written
     cdef Py_ssize_t cap  # bytes allocated
+    cdef Py_ssize_t keep  # an emptied buffer larger than this is given back
 
     cdef int c_grow(self, Py_ssize_t k) except -1
     cdef inline int c_need(self, Py_ssize_t k) except -1:

@@ -20,7 +20,7 @@ import pytest
 
 from qcore.errors import ProtocolError, SerializationError
 from qcore.limits import MAX_FRAME_BYTES
-from qcore.wire.packing import pack, pack_frame, unpack, unpack_reply, unpack_request
+from qcore.wire.packing import pack, pack_frame, take_name, unpack, unpack_reply, unpack_request
 from qcore.wire.scan import skip
 from qcore.wire.writer import Packed
 
@@ -361,6 +361,38 @@ def test_payloads_of_a_reply_stay_unopened() -> None:
     assert unpack_reply(b"\x81\xa6result\xd4\x00\x00") == {}
     with pytest.raises(ProtocolError):
         unpack_reply(b"\x81\xa6result\xc1")
+
+
+@pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        ({"name": "legacy", "k": 1}, ("legacy", {"k": 1})),
+        (
+            {"a": [1, {"name": "inner"}], "name": "é", "b": b"x"},
+            ("é", {"a": [1, {"name": "inner"}], "b": b"x"}),
+        ),
+        ({"name": ""}, ("", {})),
+        ({"name": "n"} | {str(i): i for i in range(15)}, ("n", {str(i): i for i in range(15)})),
+        ({"name": 5, "k": 1}, None),
+        ({"name": None}, None),
+        ({"names": "x"}, None),
+        ({}, None),
+        ([{"name": "x"}], None),
+        ("name", None),
+    ],
+    ids=repr,
+)
+def test_the_name_of_an_older_client(data: object, split: tuple[str, object] | None) -> None:
+    taken = take_name(Packed(pack(data)))
+    if split is None:
+        assert taken is None
+    else:
+        assert taken == (split[0], Packed(pack(split[1])))
+
+
+def test_the_name_among_keys_of_other_types() -> None:
+    assert take_name(Packed(b"\x83\x01\x02\xa4name\xa1x\xc0\xc0")) == ("x", Packed(b"\x82\x01\x02\xc0\xc0"))
+    assert take_name(Packed(b"\x82\xa4name\xa1x\xa4name\xa1y")) == ("y", Packed(b"\x80"))
 
 
 # --- buffers --------------------------------------------------------------------------------
