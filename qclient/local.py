@@ -7,6 +7,7 @@ the end of the process: its jobs would be lost with it.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import threading
@@ -142,16 +143,16 @@ class LocalPipe:
 class AsyncLocalPipe:
     """The same for an event loop: output is handed to ``on_data`` in the loop's thread."""
 
-    __slots__ = ("_call_soon", "_closed", "_engine", "_on_data", "_on_lost", "_scheduled", "_session")
+    __slots__ = ("_closed", "_engine", "_loop", "_on_data", "_on_lost", "_scheduled", "_session")
 
     def __init__(
         self,
         target: Target,
-        call_soon_threadsafe: Callable[..., Any],
+        loop: asyncio.AbstractEventLoop,
         on_data: Callable[[bytes], None],
         on_lost: Callable[[Exception | None], None],
     ) -> None:
-        self._call_soon = call_soon_threadsafe
+        self._loop = loop
         self._on_data = on_data
         self._on_lost = on_lost
         self._scheduled = False
@@ -168,7 +169,7 @@ class AsyncLocalPipe:
             return
         self._scheduled = True
         try:
-            self._call_soon(self._pump)
+            self._loop.call_soon_threadsafe(self._pump)
         except RuntimeError:  # the loop is closed: nobody is left to read
             self._closed = True
 
@@ -188,11 +189,12 @@ class AsyncLocalPipe:
             return
         if self._engine.generation != _generation:
             raise ForkedError("this engine belongs to the parent process; start the worker after the fork")
-        if self._engine.broker.closed:
-            self._call_soon(self._pump)
-            return
-        self._session.feed(data)
-        self._wake()
+        if not self._scheduled:
+            # Output of this very command needs no wake-up from another thread.
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+        if not self._engine.broker.closed:
+            self._session.feed(data)
 
     def close(self) -> None:
         if self._closed:
