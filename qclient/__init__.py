@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qclient.context import JobContext, current_job
+from qclient.delivery import JobContext, current_job
 from qclient.job import Job
 from qclient.local import shutdown_engine
 from qclient.queue import DeadJob, JobSpec, Queue

@@ -14,7 +14,7 @@ from typing import Any
 
 from qclient.local import AsyncLocalPipe
 from qclient.pipe import CONNECT_TIMEOUT_S, READ_BYTES, refused_address, tune
-from qclient.protocol import CAPABILITIES, ClientProtocol
+from qclient.protocol import CAPABILITIES, WorkerProtocol
 from qclient.replies import refused
 from qclient.url import Target
 from qcore.errors import (
@@ -100,7 +100,9 @@ class Channel:
         on_up: Callable[[], None],
         on_down: Callable[[Exception], None],
         on_received: Callable[[], None],
+        owner: Any = None,
     ) -> None:
+        self._owner = owner
         self.target = target
         self.up = False
         self.closed = False
@@ -111,7 +113,7 @@ class Channel:
         self._on_down = on_down
         self._on_received = on_received
         self._pipe: Any = None
-        self._protocol = ClientProtocol()
+        self._protocol = WorkerProtocol(self._owner)
         self._out: list[bytes] = []
         self._waiting: list[tuple[str, Mapping[str, object] | None, tuple[tuple[str, bytes], ...], Call]] = []
         self._reconnecting: asyncio.Task[None] | None = None
@@ -127,7 +129,7 @@ class Channel:
         await self._connect()
 
     async def _connect(self) -> None:
-        self._protocol = ClientProtocol()
+        self._protocol = WorkerProtocol(self._owner)
         self._out.clear()
         if self.target.embedded:
             pipe: Any = AsyncLocalPipe(

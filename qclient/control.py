@@ -25,7 +25,7 @@ from typing import Any
 
 from qclient.channel import COMMAND_TIMEOUT_S, Channel
 from qclient.codec import NIL, pack_payload
-from qclient.context import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
+from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
 from qclient.failures import MAX_MESSAGE_CHARS, error_text, stack_lines
 from qclient.keeper import LeaseKeeper
 from qclient.protocol import array_header
@@ -119,7 +119,9 @@ class Control:
         listeners: dict[str, list[Any]],
         loop: asyncio.AbstractEventLoop,
         emit: Callable[..., None],
+        emit_completed: Callable[[list[JobContext]], None],
     ) -> None:
+        self._emit_completed = emit_completed
         self.queue = queue
         self.target = target
         self.settings = settings
@@ -176,7 +178,7 @@ class Control:
         self._quiet = asyncio.Event()
         self._down_told = False
         self.finished = asyncio.Event()
-        self.channel = Channel(target, loop, self._up, self._down, self._settled_turn)
+        self.channel = Channel(target, loop, self._up, self._down, self._settled_turn, self)
         self._threads: ProcessorThreads | None = None
         if not is_async:
             self._threads = ProcessorThreads(fn, self._finish, self._outcomes, loop, f"qclient-{queue}")
@@ -311,15 +313,15 @@ class Control:
             self._pull_later(self._pull_pause)
             return
         self._pull_pause = 0.0
-        raws = reply.get("jobs") or ()
-        if not raws:
+        jobs: list[JobContext] = reply.get("jobs") or []
+        if not jobs:
             self._last_full = False
             self._empty()
             return
-        tokens = reply.get("tokens") or [""] * len(raws)
         self._empty_in_a_row = 0
-        self._last_full = len(raws) >= count
-        jobs = [JobContext(self, raw, token) for raw, token in zip(raws, tokens, strict=True)]
+        self._last_full = len(jobs) >= count
+        for job, token in zip(jobs, reply.get("tokens") or ("",) * len(jobs), strict=True):
+            job.token = token
         self.leased.update(jobs)
         self._buffer.extend(jobs)
         if self.closing or self.paused:
@@ -377,7 +379,10 @@ class Control:
         buffer = self._buffer
         if not buffer or self._slots <= 0 or not self._gate():
             return
-        create_task = self.loop.create_task
+        loop = self.loop
+        # Without a task factory of the user's the class is called directly: the
+        # loop's method costs as much again as the task.
+        create_task = _task if loop.get_task_factory() is None else _task_of_factory
         threads = self._threads
         run = self._run
         on_active = self._on_active
@@ -387,18 +392,18 @@ class Control:
         for _ in range(n):
             job = buffer.popleft()
             job._state = STARTED
-            if job._raw.get("timeout"):
+            if job.timeout is not None:
                 self._arm_timeout(job)
             if on_active:
                 self._emit("active", job)
             if threads is None:
-                job._task = create_task(run(job))
+                job._task = create_task(run(job), loop)
             else:
                 threads.submit(job)
 
     def _arm_timeout(self, job: JobContext) -> None:
-        seconds = job._raw["timeout"] / 1000
-        job._deadline = time.monotonic() + seconds
+        seconds = job._start_clock()
+        assert seconds is not None
         job._timer = self.loop.call_later(seconds, self._timed_out, job)
 
     def _timed_out(self, job: JobContext) -> None:
@@ -599,9 +604,7 @@ class Control:
         for job in jobs:
             job._state = SETTLED
         if self._on_completed:
-            emit = self._emit
-            for job in jobs:
-                emit("completed", job, job._value)
+            self._emit_completed(jobs)
         if self.closing or not self.leased:
             self._check_idle()
 
@@ -965,6 +968,14 @@ class Control:
             except TimeoutError:
                 continue
         return True
+
+
+def _task(coroutine: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    return asyncio.Task(coroutine, loop=loop, name="qclient-job")
+
+
+def _task_of_factory(coroutine: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    return loop.create_task(coroutine)
 
 
 def _is_ours(exc: SerializationError) -> bool:

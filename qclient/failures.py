@@ -6,6 +6,7 @@ picklable, printable or even well behaved.
 
 from __future__ import annotations
 
+import os
 import traceback
 from types import TracebackType
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 MAX_MESSAGE_CHARS: Final = 8192
 MAX_STACK_LINES: Final = 50
 MAX_LINE_CHARS: Final = 500
+_HERE: Final = os.path.dirname(__file__)
 _MAX_CHAIN: Final = 4
 _MAX_GROUP: Final = 5
 _MAX_FRAMES: Final = 12
@@ -41,6 +43,9 @@ def error_text(exc: BaseException) -> str:
 
 
 def _frames(tb: TracebackType | None, out: list[str]) -> None:
+    # The frames by which the worker called the processor tell nobody anything.
+    while tb is not None and os.path.dirname(tb.tb_frame.f_code.co_filename) == _HERE:
+        tb = tb.tb_next
     for frame in traceback.extract_tb(tb, limit=-_MAX_FRAMES):
         out.append(_clean(f"  {frame.filename}:{frame.lineno} in {frame.name}", MAX_LINE_CHARS))
         if frame.line:

@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from qclient.client import Link
-from qclient.context import BUFFERED, STARTED, JobContext
+from qclient.delivery import BUFFERED, STARTED, JobContext
 from qcore.errors import ForkedError, QError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 
 from qclient.codec import unpack_frame
+from qclient.delivery import read_reply
 from qcore.errors import ProtocolError
 from qcore.limits import MAX_FRAME_BYTES
 
@@ -117,7 +118,7 @@ class ClientProtocol:
             if stop > end:
                 self._want = 4 + n
                 break
-            self._reply(view[at + 4 : stop], out)
+            self._reply(data, view, at + 4, stop, out)
             at = stop
         else:
             self._want = 4
@@ -125,11 +126,17 @@ class ClientProtocol:
             partial += view[at:]
         return out
 
-    def _reply(self, body: memoryview, out: list[tuple[Any, dict[str, Any]]]) -> None:
+    def _decode(self, data: bytes, view: memoryview, at: int, stop: int) -> Any:
+        """Unpack one body; the worker's protocol does this in its own way."""
+        return unpack_frame(view[at:stop])
+
+    def _reply(
+        self, data: bytes, view: memoryview, at: int, stop: int, out: list[tuple[Any, dict[str, Any]]]
+    ) -> None:
         try:
-            reply = unpack_frame(body)
+            reply = self._decode(data, view, at, stop)
         except Exception as exc:
-            raise ProtocolError(f"frame is not MessagePack: {type(exc).__name__}") from None
+            raise ProtocolError(f"frame cannot be read: {type(exc).__name__}") from None
         if type(reply) is not dict:
             raise ProtocolError("frame is not a map")
         request_id = reply.get("reqId")
@@ -143,3 +150,16 @@ class ClientProtocol:
             out.append((None, reply))
         else:
             raise ProtocolError(f"peer reported: {reply.get('error', 'a frame without a request id')}")
+
+
+class WorkerProtocol(ClientProtocol):
+    """The same for a worker: jobs become ``JobContext`` objects of ``control``."""
+
+    __slots__ = ("_control",)
+
+    def __init__(self, control: Any) -> None:
+        super().__init__()
+        self._control = control
+
+    def _decode(self, data: bytes, view: memoryview, at: int, stop: int) -> Any:
+        return read_reply(data, at, stop, self._control)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from qclient.context import JobContext, set_current
+from qclient.delivery import JobContext, set_current
 
 Outcome = tuple[JobContext, Any, BaseException | None]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from qclient.context import JobContext
+from qclient.delivery import JobContext
 from qclient.control import Control
 from qclient.durations import Duration, to_seconds
 from qclient.options import suggestion
@@ -146,12 +146,32 @@ class Worker:
         for listener in tuple(listeners):
             try:
                 made = listener(*args)
-                if made is not None and asyncio.iscoroutine(made):
-                    task = asyncio.ensure_future(self._guard(event, made))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                if made is not None:
+                    self._finish_listener(event, made)
             except Exception:
                 _log.exception("a listener of %r raised", event)
+
+    def _finish_listener(self, event: str, made: Any) -> None:
+        if asyncio.iscoroutine(made):
+            task = asyncio.ensure_future(self._guard(event, made))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _emit_completed(self, jobs: list[JobContext]) -> None:
+        """One ``completed`` each; a function of its own because it runs for every job."""
+        listeners = self._listeners["completed"]
+        if len(listeners) != 1:
+            for job in jobs:
+                self._emit("completed", job, job._value)
+            return
+        listener = listeners[0]
+        for job in jobs:
+            try:
+                made = listener(job, job._value)
+                if made is not None:
+                    self._finish_listener("completed", made)
+            except Exception:
+                _log.exception("a listener of %r raised", "completed")
 
     @staticmethod
     async def _guard(event: str, coroutine: Any) -> None:
@@ -174,6 +194,7 @@ class Worker:
             self._listeners,
             loop,
             self._emit,
+            self._emit_completed,
         )
         if self._paused_early:
             control.paused = True
