@@ -148,6 +148,9 @@ cdef class Engine:
     cdef int c_evict(self, uint32_t slot) except -1
     cdef int c_drop_evicted(self, uint32_t slot) except -1
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1
+    cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1

@@ -891,6 +891,41 @@ cdef class Engine:
         self.c_leave_active(q, slot, job, self.run_at(job.run))
         return self.c_requeue(q, slot, job, now_ms)
 
+    cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
+        """Give a delivery back to be run at another time. Postponing is not failing: nothing is charged."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        self.c_leave_active(q, slot, job, self.run_at(job.run))
+        job.run_ms = run_ms
+        return self.c_requeue(q, slot, job, now_ms)
+
+    cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
+        """Change the run time of a queued job."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        self.c_unqueue(q, slot, job)
+        job.run_ms = run_ms
+        self.c_mark(slot, job)
+        return self.c_enqueue(q, slot, job, now_ms)
+
+    cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1:
+        """A dead letter starts over, with a fresh count of attempts and stalls."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        cdef dict extra = self.c_extra(job)
+        cdef list timeline = self.c_timeline(job, extra)
+        self.c_list_remove(&q.failed, self.run_at(job.run))
+        extra.pop("dlq", None)
+        job.attempts = 0
+        job.stalls = 0
+        job.run_ms = now_ms
+        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
+            timeline.append({"state": "waiting", "timestamp": now_ms})
+        slab_free(&self.runs, job.run)
+        job.run = 0
+        self.c_mark(slot, job)
+        return self.c_enqueue(q, slot, job, now_ms)
+
     # --- bookkeeping -------------------------------------------------------------------
 
     cdef inline dict c_extra(self, Job *job):
@@ -1168,6 +1203,94 @@ cdef class Engine:
         cdef uint64_t hi, lo
         cdef int kind = present_token(token, &hi, &lo)
         return self.c_renew(self.c_slot(job_id), kind, hi, lo, lease_ms, now_ms, now_ns)
+
+    def move_to_delayed(self, str job_id not None, int64_t delay_ms, int64_t now_ms, *, str token=None):
+        """Put an active job off, uncharged, or change the time of a queued one (no token then).
+
+        :raises NotFoundError: the job is not there
+        :raises StateError: it is neither active nor queued
+        :raises LeaseError: the token is missing or wrong
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef Job *job
+        cdef int verdict
+        if not slot or self.job_at(slot).state == STAGED:
+            raise NotFoundError("Job not found")
+        job = self.job_at(slot)
+        if job.state == READY or job.state == DELAYED:
+            self.c_retime(slot, now_ms + max(0, delay_ms), now_ms)
+        elif job.state == ACTIVE:
+            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+            if verdict == ALREADY_FINAL:
+                verdict = TOKEN_WRONG
+            if verdict != MAY:
+                raise refusal(verdict, job_id)
+            self.c_postpone(slot, now_ms + max(0, delay_ms), now_ms)
+        else:
+            raise StateError(f"Job is not active (current state: {self.c_state_name(job)})")
+
+    def move_to_wait(self, str job_id not None, int64_t now_ms, *, str token=None):
+        """Make a job ready: an active one is given back uncharged, a delayed one promoted, a dead one revived.
+
+        :raises NotFoundError: the job is not there
+        :raises StateError: it is in another state
+        :raises LeaseError: the token is missing or wrong
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef Job *job
+        cdef int verdict
+        if not slot or self.job_at(slot).state == STAGED:
+            raise NotFoundError("Cannot move job from state 'unknown' to waiting")
+        job = self.job_at(slot)
+        if job.state == ACTIVE:
+            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+            if verdict == ALREADY_FINAL:
+                verdict = TOKEN_WRONG
+            if verdict != MAY:
+                raise refusal(verdict, job_id)
+            self.c_release(slot, now_ms)
+        elif job.state == DELAYED:
+            self.c_retime(slot, now_ms, now_ms)
+        elif job.state == FAILED:
+            self.c_revive(slot, now_ms)
+        elif job.state != READY:
+            raise StateError(f"Cannot move job from state '{self.c_state_name(job)}' to waiting")
+
+    def promote(self, str job_id not None, int64_t now_ms):
+        """Make a delayed job ready; False when it is not delayed."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state != DELAYED:
+            return False
+        self.c_retime(slot, now_ms, now_ms)
+        return True
+
+    def change_delay(self, str job_id not None, int64_t delay_ms, int64_t now_ms, *, str token=None):
+        """As :meth:`move_to_delayed`, but False when the job is neither queued nor active."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE):
+            return False
+        self.move_to_delayed(job_id, delay_ms, now_ms, token=token)
+        return True
+
+    def retry_dead(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1):
+        """Revive dead letters of a queue: one by id, the oldest ``count``, or all. How many."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        cdef Py_ssize_t n = 0
+        if q is None:
+            return 0
+        if job_id is not None:
+            slot = self.c_slot(job_id)
+            if not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index:
+                return 0
+            self.c_revive(slot, now_ms)
+            return 1
+        while q.failed.n and n != count:
+            self.c_revive(self.run_at(q.failed.head).job, now_ms)
+            n += 1
+        return n
 
     def remove(self, str job_id not None):
         """Remove a job in whatever state; False when it is not there."""
