@@ -263,6 +263,8 @@ class Control:
         """Ask for as many jobs as there is room for, if that is due."""
         if self.paused or self.closing or not self.channel.up or self._pull_timer is not None:
             return
+        if self.finished.is_set():
+            return  # a burst that is over
         pulls = self._pulls
         while pulls == 0 or (pulls == 1 and self._last_full):
             # What waits for an acknowledgement that is written already settles before

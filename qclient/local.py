@@ -175,7 +175,8 @@ class AsyncLocalPipe:
 
     def _pump(self) -> None:
         self._scheduled = False
-        while not self._closed and (data := self._session.take()):
+        if not self._closed and (data := self._session.take()):
+            # One round a turn: an answer to what this one asks must not shut out the rest of the loop.
             self._on_data(data)
         if self._closed:
             return
