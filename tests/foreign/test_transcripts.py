@@ -187,14 +187,14 @@ class Conversation:
     """Runs the steps of one scenario."""
 
     def __init__(self, port: int, dripping: bool) -> None:
-        self._open = lambda: Line(port, dripping)
+        self._way = (port, dripping)
         self.lines: dict[str, Line] = {}
         self.promised: dict[str, tuple[Line, str]] = {}
         self.known: dict[str, Any] = {"$run": "r" + uuid.uuid4().hex[:10]}
 
     def line(self, name: str) -> Line:
         if name not in self.lines:
-            self.lines[name] = self._open()
+            self.lines[name] = Line(*self._way)
         return self.lines[name]
 
     def close(self) -> None:
