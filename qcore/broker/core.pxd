@@ -1,6 +1,7 @@
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.broker.rows cimport Encoder
 from qcore.engine.engine cimport Engine, Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.wire.writer cimport Writer
@@ -30,11 +31,21 @@ cdef class Wait:
     cdef uint32_t number
 
 
+cdef class Watch:
+    """A command that waits for the outcome of a job."""
+    cdef Outlet outlet
+    cdef str job_id
+    cdef object request         # the decoded request, for its id
+    cdef uint32_t handle        # in the heap of ends; 0 = over
+    cdef uint32_t number
+
+
 cdef class Broker:
     cdef readonly Engine engine
     cdef readonly object store
     cdef readonly object clock          # None = the machine's clocks
     cdef PyThread_type_lock lock
+    cdef Encoder encoder                # None: the store takes rows in lists
     cdef readonly bint durable          # a store that outlives the process is there
     cdef readonly bint hold_adds, hold_changes, hold_pulls
     cdef readonly bint sync
@@ -54,7 +65,8 @@ cdef class Broker:
     cdef readonly object degraded       # None, or (error text, kind, since ms)
     # waiting pulls
     cdef DelayHeap ends
-    cdef dict waits                     # number -> Wait
+    cdef dict waits                     # number -> Wait or Watch
+    cdef dict watches                   # job id -> list of Watch
     cdef dict queue_waits               # queue index -> deque of Wait
     cdef uint32_t wait_number
     # sessions
@@ -80,6 +92,9 @@ cdef class Broker:
                     const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1
     cdef int c_serve(self) except -1
     cdef int c_end_wait(self, Wait wait) except -1
+    cdef int c_tell(self) except -1
+    cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1
+    cdef int c_end_watch(self, Watch watch) except -1
     cdef bint c_commit_wanted(self) noexcept
     cdef c_begin_commit(self)
     cdef int c_due(self) except -1

@@ -482,6 +482,25 @@ def _get_result(answer: Answer, fields: Fields) -> Reply:
     return reply
 
 
+def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
+    """Look and register in one step, so that no outcome can fall between."""
+    session = answer.session
+    job_id = fields["id"]
+    state = session.broker.engine.watch(job_id)
+    if state == "removed":
+        raise CommandError("Job not found")
+    if state == "failed":
+        return {"completed": False}
+    if state == "waiting":
+        session.broker.watch(session, job_id, answer.request, fields["timeout"])
+        return None
+    reply: Reply = {"completed": True}
+    result = session.broker.result_packed(session, job_id)
+    if result is not None:
+        reply["result"] = result
+    return reply
+
+
 def _get_job_counts(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     return {"counts": broker.engine.counts(fields["queue"], broker.wall_ms)}
@@ -662,6 +681,7 @@ HANDLERS: Mapping[str, Callable[[Answer, Fields], Reply | None]] = {
     "GetJob": _get_job,
     "GetState": _get_state,
     "GetResult": _get_result,
+    "WaitJob": _wait_job,
     "GetJobCounts": _get_job_counts,
     "Count": _count,
     "ListQueues": _list_queues,

@@ -24,7 +24,7 @@ from libc.string cimport memcmp, memcpy, memset
 from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_LIFO, F_PERSISTED, F_REMOVE_ON_COMPLETE,
-    F_REMOVE_ON_FAIL, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
+    F_REMOVE_ON_FAIL, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
     blob_free, blob_new,
 )
 from qcore.structs.delayheap cimport DelayHeap
@@ -175,6 +175,7 @@ cdef class Engine:
         self.dirty_queues = []
         self.woken = []
         self.events = []
+        self.settled = []
         self.evicted = set()
         self.final_tokens = {}
         self.final_order = deque()
@@ -595,6 +596,8 @@ cdef class Engine:
             self.c_emit(EV_COMPLETED, q, job, now_ms,
                         None if result == NULL
                         else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size))
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "completed", result)
         if job.flags & F_TEXT_ID:
             # A keyed hash stands for the text: 128 bits, so that evidence is numbers only.
             hi = lo
@@ -617,6 +620,8 @@ cdef class Engine:
 
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1:
         """Drop a job that is in no list any more, with its row."""
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "failed" if job.state == FAILED else "removed", NULL)
         self.index.c_del(self.c_hash_of(job), slot)
         if job.flags & F_STORED:
             self.deleted.append(job.seq)
@@ -768,6 +773,8 @@ cdef class Engine:
         }
         job.state = FAILED
         q.total_failed += 1
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "failed", NULL)
         self.c_list_append(&q.failed, job.run, run)
         self.c_mark(slot, job)
         while q.failed.n > q.dlq_max_entries:
@@ -1037,6 +1044,28 @@ cdef class Engine:
         if run.session_next:
             self.run_at(run.session_next).session_prev = run.session_prev
         run.session = run.session_prev = run.session_next = 0
+
+    cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
+        """Note the outcome of a job for those who wait for it, once."""
+        job.flags &= ~<uint32_t>F_WATCHED
+        self.settled.append((self.c_id(job), kind, None if result == NULL
+                             else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size)))
+        return 0
+
+    def watch(self, str job_id not None):
+        """Note the outcome of a job once it is known (see ``settled``).
+
+        ``waiting`` when that is to come; else the outcome as it is: ``completed``, ``failed`` or ``removed``.
+        """
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state == STAGED:
+            return "removed"
+        if self.job_at(slot).state == COMPLETED:
+            return "completed"
+        if self.job_at(slot).state == FAILED:
+            return "failed"
+        self.job_at(slot).flags |= F_WATCHED
+        return "waiting"
 
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1:
         self.events.append((_EVENT_NAMES[kind], q.name, self.c_id(job), now_ms, data))
