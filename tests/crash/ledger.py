@@ -251,13 +251,13 @@ class Ledger:
                 before = lost.get(add.key[0])
                 whole = all(key in rows for key in add.keys)
                 assert not (before and whole), f"{add.key} is there, {before and before.key} before it is not"
-            elif there == {False}:
+            elif there == {False} and add.told_at:
+                # (One without an answer may have gone into a dead connection, before the next server.)
                 lost.setdefault(add.key[0], add)
-                if add.told_at:
-                    assert not add.durable, f"the durable add {add.key} was confirmed and is lost"
-                    assert add.told_at >= safe_at, f"{add.key} is lost, though a later commit was confirmed"
-                    self.lost_buffered += add.count
-                    self.oldest_loss_ms = max(self.oldest_loss_ms, (killed_at - add.told_at) / 1e6)
+                assert not add.durable, f"the durable add {add.key} was confirmed and is lost"
+                assert add.told_at >= safe_at, f"{add.key} is lost, though a later commit was confirmed"
+                self.lost_buffered += add.count
+                self.oldest_loss_ms = max(self.oldest_loss_ms, (killed_at - add.told_at) / 1e6)
         self._checked = len(self.adds)
 
     def _removed(self, key: Key) -> bool:
