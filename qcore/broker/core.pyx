@@ -20,10 +20,10 @@ from qcore.broker.jobview cimport CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_STAT
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine, Queue
 from qcore.engine.ids cimport uuid_text
-from qcore.engine.job cimport COMPLETED, FAILED, STAGED, Job, Run
+from qcore.engine.job cimport COMPLETED, STAGED, Job, Run
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key
-from qcore.wire.writer cimport Packed, Writer, c_packed
+from qcore.wire.writer cimport Writer, c_packed
 
 import os
 from collections import deque
@@ -31,7 +31,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
-from qcore.errors import ClosedError, StoreError
+from qcore.errors import ClosedError
 from qcore.store.base import Cut
 from qcore.wire.plain import plain
 
@@ -207,7 +207,6 @@ cdef class Broker:
         cdef Run *run
         cdef Key key
         cdef char text[36]
-        cdef list tokens = None
         cdef uint32_t slots[1000]
         cdef Py_ssize_t size = 0, i
         if self.intake:

@@ -11,8 +11,8 @@ from qcore.broker import rows
 from qcore.broker.core import Broker
 from qcore.clock import Clock
 from qcore.errors import StoreError
-from qcore.store.base import Cut, Store
 from qcore.store import open_store
+from qcore.store.base import Cut, Store
 
 logger = logging.getLogger("qcore.broker")
 

@@ -7,17 +7,16 @@ All numbers are little-endian.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.engine cimport Engine, Queue
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_new,
 )
-from qcore.structs.slab cimport slab_alloc, slab_free
+from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
 from qcore.wire.scan cimport c_skip
@@ -145,6 +144,7 @@ cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
     return out
 
 
+@cython.final
 cdef class Encoder:
     """Encodes the changes of an engine straight into the buffer that the compiled writer takes."""
 

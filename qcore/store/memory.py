@@ -17,7 +17,7 @@ class MemoryStore:
     """
 
     path: str | None = None
-    takes_packed = False
+    takes_packed: bool = False
     wants_maintenance = False
 
     def __init__(self) -> None:

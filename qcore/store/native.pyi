@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import ClassVar
-
 from qcore.store.sqlite import SqliteStore
 
 def available() -> bool: ...
 
 class NativeSqliteStore(SqliteStore):
-    takes_packed: ClassVar[bool]
+    takes_packed: bool

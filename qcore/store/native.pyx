@@ -11,14 +11,12 @@ sqlite3 module does the work.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 import _sqlite3
 import os
-import sqlite3
-
-from qcore.store.base import Cut, pack_rows
+from qcore.store.base import pack_rows
 from qcore.store.sqlite import BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, PAGE_BYTES, SqliteStore, fault_of
 
 cdef extern from "dlfcn.h" nogil:

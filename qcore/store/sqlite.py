@@ -162,7 +162,7 @@ class SqliteStore:
     Thread-safety: any thread may call; one call at a time runs.
     """
 
-    takes_packed = False
+    takes_packed: bool = False
 
     #: Tests make single statements fail with this.
     connection_class: type[sqlite3.Connection] = sqlite3.Connection
