@@ -98,7 +98,7 @@ class Server:
     def run(self) -> None:
         """Serve until stopped; then drain, flush and close."""
         if self.options.watch_stdin:
-            self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._stdin_closed)
+            self._watch_stdin()
         try:
             while not self._finished():
                 self._turn()
@@ -143,7 +143,16 @@ class Server:
                 connection.close(release=False)
             self._connections.clear()
         finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give up what was opened, without a farewell to anybody. For a start that failed."""
+        self._stop_listening()
+        try:
+            if self._writer is not None:
+                self._writer.close()
             close_broker(self.broker)
+        finally:
             self._selector.close()
             self._wake_r.close()
             self._wake_w.close()
@@ -209,6 +218,10 @@ class Server:
                 elif bool(connection.unsent) != (connection in self._writing):
                     self._watch_writing(connection)
 
+    def _touch(self, connection: Connection) -> None:
+        """It has output. Looks the set up each time: each turn takes the old one away."""
+        self._touched.add(connection)
+
     def _watch_writing(self, connection: Connection) -> None:
         if connection.unsent:
             self._writing.add(connection)
@@ -242,7 +255,7 @@ class Server:
             connection = Connection(sock, self.options.max_write_queue_bytes)
             connection.session = Session(
                 self.broker,
-                partial(self._touched.add, connection),
+                partial(self._touch, connection),
                 authenticated=not self.options.tokens,
                 rate_max=self.options.rate_max,
                 rate_window_ms=self.options.rate_window_ms,
@@ -296,6 +309,15 @@ class Server:
         with contextlib.suppress(BlockingIOError, InterruptedError):
             self._wake_r.recv(4096)
 
+    def _watch_stdin(self) -> None:
+        if sys.stdin is None:  # closed before the start
+            self.stop()
+            return
+        try:
+            self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._stdin_closed)
+        except PermissionError:  # a file or /dev/null: nobody holds the other end
+            self.stop()
+
     def _stdin_closed(self) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
             self._selector.unregister(sys.stdin.fileno())
@@ -317,7 +339,7 @@ def serve(options: Options, out: TextIO | None = None) -> int:
     try:
         server.listen()
     except BaseException:
-        close_broker(server.broker)
+        server.abandon()
         raise
 
     def on_signal(number: int, frame: FrameType | None) -> None:
