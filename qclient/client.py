@@ -18,7 +18,7 @@ from qclient.pipe import Pipe, TcpPipe
 from qclient.protocol import CAPABILITIES, ClientProtocol
 from qclient.replies import refused
 from qclient.url import Target
-from qcore.errors import AuthError, ClosedError, CommandTimeout, ConnectionLost, ProtocolError
+from qcore.errors import AuthError, ClosedError, CommandTimeout, ConnectionLost, ForkedError, ProtocolError
 
 COMMAND_TIMEOUT_S = 30.0
 _IDLE_KEPT = 4
@@ -101,6 +101,7 @@ class Client:
         self._busy: set[Link] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._pid: int | None = None  # of the process that opened the first connection
 
     @property
     def closed(self) -> bool:
@@ -161,7 +162,20 @@ class Client:
                 raise refused(reply, command)
             return reply
 
+    def _notice_fork(self) -> bool:
+        """Whether this is a forked child of the process that connected; the lock may have been held then."""
+        pid = os.getpid()
+        if self._pid is None or self._pid == pid:
+            return False
+        if not self.target.embedded:
+            self._pid = pid
+        self._lock = threading.Lock()
+        return True
+
     def _take(self) -> Link:
+        if self._notice_fork() and self.target.embedded:
+            # Not a new engine in its place: what went into that would be lost with the child.
+            raise ForkedError("this engine belongs to the parent process; open the queue after the fork")
         pid = os.getpid()
         while True:
             if self._closed.is_set():
@@ -181,6 +195,7 @@ class Client:
             self._discard(link)
         link = Link(self.target)
         self.capabilities = link.capabilities
+        self._pid = pid
         with self._lock:
             self._busy.add(link)
         return link
@@ -201,6 +216,7 @@ class Client:
     def close(self) -> None:
         """Close all connections; calls in other threads end with an error."""
         self._closed.set()
+        self._notice_fork()
         with self._lock:
             links = [*self._idle, *self._busy]
             self._idle.clear()
