@@ -54,6 +54,8 @@ cdef enum:
     LATE_ANSWERS = 10000
     PROMOTIONS = 50000          # due jobs moved in one turn, so that a flood cannot stall the host
 
+cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
+
 STATE_NAMES = {
     READY: "waiting",
     DELAYED: "delayed",
@@ -77,6 +79,11 @@ cdef int64_t order_of(double priority) noexcept nogil:
     """An integer that sorts higher priorities first. -0.0 and 0.0 are one priority."""
     cdef int64_t bits = qcore_bits(-(priority + 0.0) + 0.0)
     return bits if bits >= 0 else bits ^ <int64_t>0x7FFFFFFFFFFFFFFF
+
+
+cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
+    """A deadline; beyond 100 years they are all the same, and no overflow."""
+    return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
 cdef int present_token(object token, uint64_t *hi, uint64_t *lo) except -1:
@@ -500,9 +507,9 @@ cdef class Engine:
             if lease_ms:
                 self.ids.c_next_token(now_ms, &run.token_hi, &run.token_lo)
                 run.lease_ms = lease_ms
-                run.expires_ns = now_ns + lease_ms * 1000000
+                run.expires_ns = _later(now_ns, lease_ms)
             if timeout:
-                run.timeout_ns = now_ns + <int64_t>timeout * 1000000
+                run.timeout_ns = _later(now_ns, timeout)
             self.c_own(slot, run, session)
             self.c_arm(slot, run)
             job.run = self.spare_run
@@ -663,7 +670,7 @@ cdef class Engine:
             return False
         run.heartbeat_ms = now_ms
         run.renewals += 1
-        run.expires_ns = now_ns + (lease_ms if lease_ms else run.lease_ms) * 1000000
+        run.expires_ns = _later(now_ns, lease_ms if lease_ms else run.lease_ms)
         self.c_arm(slot, run)
         self.c_mark(slot, job)
         return True
@@ -681,7 +688,7 @@ cdef class Engine:
         again = not final and job.attempts < job.max_attempts
         self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
-            extra["stacktrace"] = stack[:extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)]
+            extra["stacktrace"] = stack[:max(0, int(extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)))]
         if q.event_mask & EV_FAILED:
             self.c_emit(EV_FAILED, q, job, now_ms, (error, not again))
         if not again:
@@ -1203,7 +1210,7 @@ cdef class Engine:
         cdef int64_t due, left = -1, other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
-            left = max(0, due - now_ms) * 1000000
+            left = _later(0, max(0, due - now_ms))
         if self.deadlines.c_first(&due, &item):
             other = max(0, due - now_ns)
             if left < 0 or other < left:
