@@ -554,15 +554,16 @@ cdef class Engine:
             job = self.job_at(slot)
             if job.state == ACTIVE:
                 run = self.run_at(job.run)
+                if kind == TOKEN:
+                    if run.token_hi == hi and run.token_lo == lo:
+                        return MAY
+                    if self.final_tokens and (hi, lo) in self.final_tokens:
+                        return ALREADY_FINAL
+                    if job.extra != NULL and (<dict>job.extra).get("lastToken") == (hi, lo):
+                        return TOKEN_WRONG      # of the delivery before this one
                 if run.token_hi == 0:
                     return MAY
-                if kind == NO_TOKEN:
-                    return TOKEN_MISSING
-                if kind == TOKEN and run.token_hi == hi and run.token_lo == lo:
-                    return MAY
-                if kind == TOKEN and self.final_tokens and (hi, lo) in self.final_tokens:
-                    return ALREADY_FINAL
-                return TOKEN_WRONG
+                return TOKEN_MISSING if kind == NO_TOKEN else TOKEN_WRONG
             if kind == TOKEN and job.extra != NULL and (job.state == READY or job.state == DELAYED):
                 if (<dict>job.extra).get("lastToken") == (hi, lo):
                     return LATE
@@ -583,6 +584,9 @@ cdef class Engine:
             self.c_disown(run)
         run.expires_ns = 0
         run.timeout_ns = 0
+        if job.extra != NULL:
+            # An earlier holder may report only until somebody else had the job.
+            (<dict>job.extra).pop("lastToken", None)
         if q.n_waits:
             self.c_wake(q)
         return 0
@@ -614,8 +618,6 @@ cdef class Engine:
             if self.done.c_add(hi, lo, q.index, 0, &evicted) and evicted.value:
                 self.c_evict(evicted.value)
             return 0
-        if job.extra != NULL:
-            (<dict>job.extra).pop("lastToken", None)
         self.c_list_append(&q.completed, job.run, run)
         self.c_mark(slot, job)
         if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
@@ -764,7 +766,6 @@ cdef class Engine:
         run = self.run_at(job.run)
         run.finished_ms = now_ms
         run.token_hi = run.token_lo = 0
-        extra.pop("lastToken", None)
         extra["dlq"] = {
             "reason": reason,
             "error": error,
