@@ -310,7 +310,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if seq > engine.seq:
         engine.seq = seq
     if not head.parts & HAS_RUN:
-        engine.c_enqueue(q, slot, job, now_ms)
+        # A job that was ready stays so, also if the wall clock was set back meanwhile.
+        engine.c_enqueue(q, slot, job, job.run_ms if state == READY and job.run_ms > now_ms else now_ms)
         return None
     job.run = slab_alloc(&engine.runs)
     run = engine.run_at(job.run)

@@ -700,7 +700,7 @@ cdef class Engine:
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
         job.run_ms = now_ms + self.c_backoff(job, extra)
-        self.c_requeue(q, slot, job, now_ms)
+        self.c_requeue(q, slot, job, now_ms, True)
         if q.event_mask & EV_RETRIED:
             self.c_emit(EV_RETRIED, q, job, now_ms, None)
         return 0
@@ -744,8 +744,12 @@ cdef class Engine:
             return "prioritized" if job.priority > 0 else "waiting"
         return STATE_NAMES[job.first_state]
 
-    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1:
-        """A job that has left the active state goes back to its queue."""
+    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1:
+        """A job that has left the active state goes back to its queue.
+
+        ``later``: it waits for its run time. Else it was ready before and is so again, also
+        when the wall clock was set back meanwhile, and keeps its place.
+        """
         cdef list timeline
         if job.extra != NULL and "timeline" in <dict>job.extra:
             timeline = (<dict>job.extra)["timeline"]
@@ -754,7 +758,7 @@ cdef class Engine:
         slab_free(&self.runs, job.run)
         job.run = 0
         self.c_mark(slot, job)
-        return self.c_enqueue(q, slot, job, now_ms)
+        return self.c_enqueue(q, slot, job, now_ms if later or job.run_ms < now_ms else job.run_ms)
 
     cdef int c_bury(self, Queue q, uint32_t slot, Job *job, str reason, object error, int64_t now_ms) except -1:
         """Dead-letter a job that is in no list any more. The oldest entry above the cap is dropped."""
@@ -810,7 +814,7 @@ cdef class Engine:
         if hi:
             # Until somebody else gets the job, its old holder may still report the work as done.
             extra["lastToken"] = (hi, lo)
-        return self.c_requeue(q, slot, job, now_ms)
+        return self.c_requeue(q, slot, job, now_ms, False)
 
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome):
         """Remember how the engine ended a delivery, for its holder's late answer. Bounded, first in first out."""
@@ -897,7 +901,7 @@ cdef class Engine:
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         self.c_leave_active(q, slot, job, self.run_at(job.run))
-        return self.c_requeue(q, slot, job, now_ms)
+        return self.c_requeue(q, slot, job, now_ms, False)
 
     # --- bookkeeping -------------------------------------------------------------------
 
