@@ -332,6 +332,7 @@ cdef class Engine:
         """
         cdef uint64_t hi = 0, lo = 0
         cdef uint32_t slot, flags = spec.flags
+        cdef uint64_t done_hi, done_lo
         cdef Blob *text = NULL
         cdef Job *job
         how[0] = ADDED
@@ -345,10 +346,18 @@ cdef class Engine:
                     spec.data = NULL
                     return slot
                 how[0] = REUSED
+                staged = False          # its predecessor is gone already; one cut carries both
                 self.c_forget(slot)
             flags |= F_CUSTOM_ID
-            if not uuid_parse(spec.id_text, spec.id_n, &hi, &lo):
+            if uuid_parse(spec.id_text, spec.id_n, &hi, &lo):
+                done_hi = hi
+                done_lo = lo
+            else:
                 flags |= F_TEXT_ID
+                done_hi = self.c_hash(spec.id_text, spec.id_n)
+                done_lo = ~done_hi
+            # Evidence of an earlier generation must not give this one its old place.
+            self.done.c_delete(done_hi, done_lo)
         else:
             self.ids.c_next_id(now_ms, &hi, &lo)
         self.c_reserve()
