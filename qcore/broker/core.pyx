@@ -273,12 +273,16 @@ cdef class Broker:
         return 0
 
     cdef int c_end_wait(self, Wait wait) except -1:
-        """The wait is over, one way or another. Its place in the line is skipped when met."""
-        if wait.handle:
-            self.ends.c_remove(wait.handle)
-            wait.handle = 0
+        """The wait is over, one way or another. It leaves the line as soon as nobody stands before it."""
+        cdef object waiting = self.queue_waits[wait.queue.index]
+        self.ends.c_remove(wait.handle)
+        wait.handle = 0
         del self.waits[wait.number]
         wait.queue.n_waits -= 1
+        while waiting and not (<Wait>waiting[0]).handle:
+            waiting.popleft()
+        if not waiting:
+            del self.queue_waits[wait.queue.index]
         return 0
 
     cdef int c_serve(self) except -1:
@@ -297,20 +301,14 @@ cdef class Broker:
                 waiting = self.queue_waits.get(q.index)
                 while waiting:
                     wait = <Wait>waiting[0]
-                    if not wait.handle:
-                        waiting.popleft()
-                        continue
                     req_id = NULL
                     if wait.req_id is not None:
                         req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
                     if not self.c_deliver(wait.outlet, q, wait.count, wait.lease_ms, wait.session, req_id,
                                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False):
                         break
-                    waiting.popleft()
                     self.c_end_wait(wait)
                     self.c_notify(wait.outlet)
-                if waiting is not None and not waiting:
-                    del self.queue_waits[q.index]
         return 0
 
     def end_waits(self, Outlet outlet not None):
