@@ -91,7 +91,8 @@ cdef class Session(Outlet):
         self.held_adds = Writer()
         self.authenticated = authenticated
         self.rate_max = rate_max
-        self.rate_slice_ns = max(1, rate_window_ms * 1000000 // RATE_SLICES)
+        # One slice more than the window is long: the oldest of them is only partly inside it.
+        self.rate_slice_ns = rate_window_ms * 1000000 // (RATE_SLICES - 1) + 1
         self.settings = settings
         self.state = {}
         broker.adopt(self)
