@@ -507,7 +507,8 @@ cdef class Broker:
                 self.engine.close_session(outlet.number, self.now_ms)
             for key in [k for k, worker in self.workers.items() if worker["session"] == outlet.number]:
                 del self.workers[key]
-            self.free_numbers.append(outlet.number)
+            if release:
+                self.free_numbers.append(outlet.number)     # else its deliveries still bear it
             self.c_note()
             self.c_serve()
         finally:
