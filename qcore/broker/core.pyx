@@ -436,6 +436,8 @@ cdef class Broker:
                 self.degraded = None
                 for slot in staged:
                     self.engine.c_publish(slot, self.now_ms)
+                if self.staged:
+                    self.staged = [slot for slot in self.staged if slot not in staged]
             else:
                 self.unwritten = self.flight_cut
                 self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)
@@ -443,7 +445,9 @@ cdef class Broker:
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
                 for slot in staged:
-                    self.engine.c_forget(slot)
+                    # One that was added again meanwhile stays, for the caller of that.
+                    if slot not in self.staged:
+                        self.engine.c_forget(slot)
             self.flight_cut = None
             for outlet, held, held_adds in flight:
                 if outlet.closed:

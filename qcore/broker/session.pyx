@@ -11,7 +11,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.math cimport floor, isfinite
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
@@ -249,8 +249,8 @@ cdef class Session(Outlet):
         cdef Writer target
         cdef list ids = []
         cdef object data, job_id, extra, name
-        cdef uint32_t notes
         cdef bytes packed
+        cdef bint durable = any([options["durable"] for options in admissions])
         for options in admissions:
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
@@ -263,7 +263,8 @@ cdef class Session(Outlet):
             if job_id is not None:
                 spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
             spec.priority = options["priority"]
-            spec.created_ms = -1 if options["created_ms"] is None else options["created_ms"]
+            if options["created_ms"] is not None:
+                spec.created_ms = options["created_ms"]
             spec.max_attempts = options["attempts"]
             spec.backoff_ms = options["backoff_ms"]
             spec.flags = ((F_LIFO if options["lifo"] else 0)
@@ -278,7 +279,7 @@ cdef class Session(Outlet):
                 piece.end = PyBytes_GET_SIZE(packed)
                 c_skip(<const unsigned char *>PyBytes_AS_STRING(packed), 1, piece.end, &piece.notes)
             target = self.c_admit(q, <const unsigned char *>PyBytes_AS_STRING(packed), &spec, &piece,
-                                  options["delay_ms"], extra)
+                                  options["delay_ms"], extra, durable)
             if target is self.held_adds:
                 how = "staged"
             elif target is self.held and how == "plain":
@@ -457,7 +458,7 @@ cdef class Session(Outlet):
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
-        w = self.c_admit(q, p, &spec, &data, delay, None)
+        w = self.c_admit(q, p, &spec, &data, delay, None, (spec.flags & F_DURABLE) != 0)
         at = w.c_open()
         w.c_map(2 + (req.start != 0))
         _raw(w, K_OK)
@@ -471,25 +472,30 @@ cdef class Session(Outlet):
         memset(spec, 0, sizeof(Spec))
         spec.max_attempts = 3
         spec.backoff_ms = 1000
-        spec.created_ms = -1
+        spec.created_ms = INT64_MIN     # not given
 
-    cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra):
-        """Admit one parsed job, leave its slot in ``last_slot``; where its reply goes."""
+    cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra,
+                        bint durable):
+        """Admit one parsed job, leave its slot in ``last_slot``; where its reply goes.
+
+        ``durable``: the command holds a durable job, so nothing of it counts before its commit.
+        """
         cdef Broker broker = self.broker
         cdef int how
         cdef bint staged
         if data.start:
             spec.data = blob_new(p + data.start, data.end - data.start, data.notes)
-        if spec.created_ms < 0:
+        if spec.created_ms == INT64_MIN:
             spec.created_ms = broker.now_ms
         spec.run_ms = spec.created_ms + <int64_t>delay
-        staged = broker.durable and (spec.flags & F_DURABLE) != 0
+        staged = broker.durable and durable
         self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
-        if staged and how != EXISTING:
-            broker.staged.append(self.last_slot)
+        if how != REUSED and broker.engine.job_at(self.last_slot).state == STAGED:
+            # Added again while its commit is on its way, it depends on the next one as well.
+            if how == ADDED or self.last_slot not in broker.staged:
+                broker.staged.append(self.last_slot)
             return broker.c_reply(self, True, True)
-        if how == REUSED or staged or (how == EXISTING
-                                       and broker.engine.job_at(self.last_slot).state == STAGED):
+        if how == REUSED or staged:
             return broker.c_reply(self, broker.durable, False)
         return broker.c_reply(self, broker.hold_adds, False)
 
@@ -511,7 +517,7 @@ cdef class Session(Outlet):
         cdef Py_ssize_t pos, fields, k, after, at, count = 0, i, parts
         cdef const unsigned char *key
         cdef uint32_t notes
-        cdef double *delays
+        cdef bint durable = False
         cdef Queue q
         cdef Writer w, target
         cdef Spec *spec
@@ -577,10 +583,12 @@ cdef class Session(Outlet):
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
+        for i in range(count):
+            durable = durable or (self.specs[i].flags & F_DURABLE) != 0
         w = self.out
         slots = self.slots
         for i in range(count):
-            target = self.c_admit(q, p, &self.specs[i], &self.pieces[i], self.delays[i], None)
+            target = self.c_admit(q, p, &self.specs[i], &self.pieces[i], self.delays[i], None, durable)
             slots[i] = self.last_slot
             # One member that must wait for its commit lets the whole reply wait.
             if w is self.out or target is self.held_adds:
