@@ -407,10 +407,13 @@ cdef class Broker:
         return cut
 
     def begin_commit(self):
-        """Take a cut now if there is anything to write or to answer and none is on its way; else None."""
+        """Take a cut now if there is anything to write or to answer and none is on its way; else None.
+
+        Also when an earlier one failed and its time to be tried again has not come.
+        """
         self.c_enter()
         try:
-            if self.committing or not self.durable or (self.retry_at_ns and self.now_ns < self.retry_at_ns):
+            if self.committing or not self.durable:
                 return None
             if not (self.holding or self.unwritten is not None or self.engine.n_changes):
                 return None
@@ -538,8 +541,8 @@ cdef class Broker:
 
     @property
     def unflushed(self):
-        """Changed jobs that no cut has taken yet."""
-        return self.engine.n_changes
+        """Changed jobs that are not on disk yet."""
+        return self.engine.n_changes + (0 if self.unwritten is None else self.unwritten.n_jobs)
 
     # --- reads for generic handlers ----------------------------------------------------------------------
 
@@ -585,12 +588,20 @@ cdef class Broker:
 
 
 cdef int _refuse_held(Writer out, bytes held, str text) except -1:
-    """Replace held replies by errors with the same request ids."""
+    """Replace held replies by errors with the same request ids.
+
+    A pull is answered with its jobs all the same: they are delivered, and nobody else
+    would run or return them. After a crash they are waiting again.
+    """
     cdef Py_ssize_t pos = 0, n, at, end = len(held)
     while pos < end:
         n = int.from_bytes(held[pos:pos + 4], "big")
         reply = msgpack.unpackb(held[pos + 4:pos + 4 + n], strict_map_key=False,
                                 ext_hook=msgpack.ExtType, timestamp=0)
+        if "job" in reply or "jobs" in reply:
+            out.c_raw(PyBytes_AS_STRING(held) + pos, 4 + n)
+            pos += 4 + n
+            continue
         error = {"ok": False, "error": text}
         if "reqId" in reply:
             error["reqId"] = reply["reqId"]
