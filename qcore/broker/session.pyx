@@ -289,7 +289,11 @@ cdef class Session(Outlet):
 
     def finish(self, str job_id not None, str token, bytes result, bint remove):
         """Complete a job; see :meth:`Engine.ack`."""
-        return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, remove=remove)
+        cdef uint32_t notes = 0
+        if result is not None:
+            c_skip(<const unsigned char *>PyBytes_AS_STRING(result), 0, PyBytes_GET_SIZE(result), &notes)
+        return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, result_notes=notes,
+                                      remove=remove)
 
     def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
         """Fail a job; see :meth:`Engine.fail`."""
@@ -369,7 +373,8 @@ cdef class Session(Outlet):
             # Characters are counted for the bound; bytes say the same while they are fewer.
             if c_str(p, pos, end, &s, &n) < 0 or not 1 <= n <= MAX_JOB_NAME:
                 return DECLINED
-            spec.name = self.broker.engine.c_name((<char *>s)[:n].decode("utf-8"))
+            # A new name is interned by the generic path, once its request is known to be good.
+            spec.name = self.broker.engine.names.get((<char *>s)[:n].decode("utf-8"), 0)
             return SERVED if spec.name else DECLINED
         if _is(key, key_n, b"customId", 8) if batch else _is(key, key_n, b"jobId", 5):
             if c_str(p, pos, end, &s, &n) < 0 or n == 0:
@@ -418,7 +423,7 @@ cdef class Session(Outlet):
     cdef int c_push(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece queue, req, data
         cdef Spec spec
-        cdef Py_ssize_t pos, fields, k, after, at
+        cdef Py_ssize_t pos, f, fields, k, after, at
         cdef const unsigned char *key
         cdef uint32_t notes
         cdef double delay = 0
@@ -429,7 +434,7 @@ cdef class Session(Outlet):
         memset(&data, 0, sizeof(Piece))
         self.c_plain_spec(&spec)
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -441,10 +446,12 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3) and not _not_given(p, pos, after, key, k):
+            elif f and not _not_given(p, pos, after, key, k):
                 data.notes = notes if _is(key, k, b"data", 4) else data.notes
                 if self.c_job_field(p, key, k, pos, after, &spec, &data, &delay, False) == DECLINED:
                     return DECLINED
@@ -514,7 +521,7 @@ cdef class Session(Outlet):
     cdef int c_pushb(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece queue, req, jobs
         cdef Piece *data
-        cdef Py_ssize_t pos, fields, k, after, at, count = 0, i, parts
+        cdef Py_ssize_t pos, f, fields, k, after, at, count = 0, i, parts
         cdef const unsigned char *key
         cdef uint32_t notes
         cdef bint durable = False
@@ -525,7 +532,7 @@ cdef class Session(Outlet):
         memset(&req, 0, sizeof(Piece))
         memset(&jobs, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -570,10 +577,12 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or jobs.start == 0:
@@ -623,7 +632,7 @@ cdef class Session(Outlet):
 
     cdef int c_pull(self, const unsigned char *p, Py_ssize_t n, bint batch) except -1:
         cdef Piece queue, req
-        cdef Py_ssize_t pos, fields, k, after, count = 0, size
+        cdef Py_ssize_t pos, f, fields, k, after, count = 0, size
         cdef const unsigned char *key
         cdef const unsigned char *s
         cdef uint32_t notes
@@ -634,7 +643,7 @@ cdef class Session(Outlet):
         memset(&queue, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -646,6 +655,8 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
@@ -670,7 +681,7 @@ cdef class Session(Outlet):
                 if after - pos != 1 or p[pos] not in (0xC2, 0xC3):
                     return DECLINED
                 detach = p[pos] == 0xC3
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or (batch and count == 0):
@@ -716,7 +727,7 @@ cdef class Session(Outlet):
 
     cdef int c_ack(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece job_id, token, result, req
-        cdef Py_ssize_t pos, fields, k, after, size, at
+        cdef Py_ssize_t pos, f, fields, k, after, size, at
         cdef const unsigned char *key
         cdef const unsigned char *s
         cdef uint32_t notes, slot
@@ -730,7 +741,7 @@ cdef class Session(Outlet):
         memset(&result, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -750,10 +761,12 @@ cdef class Session(Outlet):
                     result.end = after
                     result.notes = notes
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or job_id.start == 0 or result.end - result.start > MAX_DATA:
@@ -780,7 +793,7 @@ cdef class Session(Outlet):
     cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1:
         """All members plain and acceptable: one walk to judge them, one to apply them."""
         cdef Piece ids, tokens, results, req
-        cdef Py_ssize_t pos, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
+        cdef Py_ssize_t pos, f, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
         cdef Py_ssize_t id_pos, token_pos, result_pos, following
         cdef const unsigned char *key
         cdef const unsigned char *s
@@ -796,7 +809,7 @@ cdef class Session(Outlet):
         memset(&results, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -817,10 +830,12 @@ cdef class Session(Outlet):
                 if results.start < 0:
                     return DECLINED
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or n_ids == 0 or self.c_room(n_ids) < 0:
@@ -873,6 +888,11 @@ cdef class Session(Outlet):
         self.c_write_req_id(w, p, &req)
         w.c_close(at)
         return SERVED
+
+
+cdef inline bint _echoes(unsigned char head) noexcept nogil:
+    """Whether a request id is a plain value, given back as it came. Lists, maps and the like are looked into."""
+    return head < 0x80 or head >= 0xE0 or 0xA0 <= head <= 0xC6 or 0xCA <= head <= 0xD3 or 0xD9 <= head <= 0xDB
 
 
 cdef inline bint _undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:

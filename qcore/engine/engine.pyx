@@ -1145,8 +1145,11 @@ cdef class Engine:
                 None if job.data == NULL
                 else PyBytes_FromStringAndSize(<char *>blob_bytes(job.data), job.data.size))
 
-    def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None, bint remove=False):
+    def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None,
+            uint32_t result_notes=0, bint remove=False):
         """Complete an active job; False when the engine had ended this delivery before.
+
+        ``result_notes`` are the ``BlobNote`` bits of the result.
 
         :raises StateError: the job is not active
         :raises LeaseError: the token is missing or wrong
@@ -1160,7 +1163,7 @@ cdef class Engine:
         if verdict != MAY and verdict != LATE:
             raise refusal(verdict, job_id)
         if result is not None:
-            packed = blob_new(<const char *>result, len(result), 0)
+            packed = blob_new(<const char *>result, len(result), result_notes)
         if verdict == LATE:
             self.c_complete_late(slot, packed, remove, now_ms)
         else:
