@@ -15,12 +15,12 @@ from libc.string cimport memcpy, memset
 from qcore.engine.engine cimport Engine, Queue, RunList
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_new,
 )
-from qcore.structs.slab cimport slab_alloc, slab_free
+from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
-from qcore.wire.scan cimport c_skip
+from qcore.wire.scan cimport c_skip, c_utf8
 
 import sys
 
@@ -244,6 +244,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         raise BadRow(f"unknown queue {queue}")
     if head.name >= <uint32_t>len(engine.name_texts):
         raise BadRow(f"unknown name {head.name}")
+    if head.first_state not in (READY, DELAYED, PARKED):
+        raise BadRow(f"unknown first state {head.first_state}")
     if head.priority != head.priority:
         raise BadRow("priority is not a number")
     terminal = state in (COMPLETED, FAILED)
@@ -252,6 +254,9 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
         raise BadRow("the id is cut off")
     cdef const unsigned char *id_p = p + at
+    if head.flags & F_TEXT_ID and (not c_utf8(id_p, head.id_n)
+                                   or uuid_parse(<const char *>id_p, head.id_n, &ids[0], &ids[1])):
+        raise BadRow("the id is no text")
     at += head.id_n
     memset(&tail, 0, sizeof(tail))
     if head.parts & HAS_RUN:
@@ -267,8 +272,10 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         if not isinstance(extra, dict):
             raise BadRow("the options cannot be read")
         token = extra.get("lastToken")
-        if token is not None:
+        if isinstance(token, list):
             extra["lastToken"] = tuple(token)
+    if head.name == 0 and not isinstance((extra or {}).get("name"), str):
+        raise BadRow("the name is missing")
     for value in (data, result):
         if value is not None:
             _one_value(value)
