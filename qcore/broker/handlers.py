@@ -26,7 +26,7 @@ from qcore.wire.packing import take_name, unpack_request
 from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
-    from qcore.broker.session import Session
+    from qcore.broker.session import Added, Session
 
 Fields = Mapping[str, Any]
 Reply = dict[str, object]
@@ -53,6 +53,7 @@ UNSERVED_OPTIONS = (
     "ignoreDependencyOnFailure",
     "continueParentOnFailure",
 )
+MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
 _KEPT_OPTIONS = (
     "ttl",
     "timeout",
@@ -182,7 +183,7 @@ def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     _admissible(session, [fields])
     outcome = session.add(fields["queue"], [admission(fields)])
-    _hold_add(answer, outcome.how)
+    _hold_add(answer, outcome)
     return {"id": outcome.ids[0]}
 
 
@@ -195,14 +196,15 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
         except CommandError as error:
             raise CommandError(f"jobs[{index}]: {error.message}") from None
     outcome = session.add(fields["queue"], [admission(options) for options in jobs])
-    _hold_add(answer, outcome.how)
+    _hold_add(answer, outcome)
     return {"ids": outcome.ids}
 
 
-def _hold_add(answer: Answer, how: str) -> None:
+def _hold_add(answer: Answer, outcome: Added) -> None:
     broker = answer.session.broker
-    answer.add = how == "staged"
-    answer.held = broker.durable if how in ("staged", "committed") else broker.hold_adds
+    answer.add = outcome.how == "staged"
+    held = broker.durable if outcome.how in ("staged", "committed") else broker.hold_adds
+    answer.held = held and bool(outcome.ids)  # an empty batch waits for nothing
 
 
 def _admissible(session: Session, jobs: list[Fields]) -> None:
@@ -261,7 +263,8 @@ def admission(options: Fields) -> dict[str, Any]:
         "delay_ms": math.floor(options.get("delay", 0)),
         "created_ms": options.get("timestamp"),
         "attempts": options.get("maxAttempts", DEFAULT_ATTEMPTS),
-        "backoff_ms": math.floor(backoff),
+        # No wait is longer than a day, so what is cut off here changes none.
+        "backoff_ms": min(math.floor(backoff), MAX_BACKOFF_MS),
         "lifo": bool(options.get("lifo")),
         "remove_on_complete": bool(options.get("removeOnComplete")),
         "remove_on_fail": bool(options.get("removeOnFail")),
@@ -286,7 +289,7 @@ def _pull(answer: Answer, fields: Fields) -> None:
     answer.session.pull(
         fields["queue"],
         fields.get("count", 0),
-        fields["lockTtl"] if owner else 0,
+        max(1, fields["lockTtl"]) if owner else 0,
         not (fields["detach"] and not owner),
         packed,
         fields["timeout"],
