@@ -11,7 +11,6 @@ import msgpack
 from qcore.broker.core import Broker
 from qcore.broker.opening import commit
 from qcore.broker.session import Session
-from qcore.clock import ManualClock
 
 
 def frame(request: object) -> bytes:

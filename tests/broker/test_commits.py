@@ -55,7 +55,7 @@ def test_an_acknowledgement_is_answered_when_it_is_in_the_file(tmp_path: Path, c
     talk.send({"cmd": "ACK", "id": "a", "token": token, "result": 5, "reqId": "r"}, {"cmd": "Ping"})
     assert [reply["data"]["pong"] for reply in talk.replies()] == [True]  # it does not wait
     assert talk.session.waiting
-    seconds, cut = broker.pump()
+    _, cut = broker.pump()
     assert cut is not None
     assert broker.begin_commit() is None  # one at a time
     assert talk.replies() == []
@@ -270,7 +270,9 @@ def test_a_pulled_job_is_delivered_although_its_commit_failed(store: MemoryStore
     talk = Talk(broker)
     talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": i, "data": i} for i in "abc"])
     store.broken = FULL
-    talk.send({"cmd": "PULL", "queue": "q", "owner": "w", "reqId": 1}, {"cmd": "PULLB", "queue": "q", "count": 2})
+    talk.send(
+        {"cmd": "PULL", "queue": "q", "owner": "w", "reqId": 1}, {"cmd": "PULLB", "queue": "q", "count": 2}
+    )
     assert talk.replies() == []
     commit(broker, broker.begin_commit())
     one, two = talk.replies()
@@ -282,7 +284,9 @@ def test_a_pulled_job_is_delivered_although_its_commit_failed(store: MemoryStore
     assert talk.replies() == [{"ok": True}]
 
 
-def test_changes_that_could_not_be_written_count_against_the_bound(store: MemoryStore, clock: ManualClock) -> None:
+def test_changes_that_could_not_be_written_count_against_the_bound(
+    store: MemoryStore, clock: ManualClock
+) -> None:
     broker = Broker(store, clock=clock, seed=SEED, unflushed_limit=10)
     talk = Talk(broker)
     store.broken = FULL
@@ -321,7 +325,9 @@ def test_a_full_disk_of_a_real_file(tmp_path: Path, clock: ManualClock) -> None:
     talk = Talk(broker)
     talk.good("PUSH", queue="q", name="n", jobId="kept", durable=True)
     broker.store._con.execute("PRAGMA max_page_count = 20")
-    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "big", "data": b"x" * 500_000, "durable": True})
+    talk.send(
+        {"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "big", "data": b"x" * 500_000, "durable": True}
+    )
     commit(broker, broker.begin_commit())
     assert talk.replies() == [{"ok": False, "error": NOTHING}]
     assert talk.good("StorageStatus")["data"]["diskFull"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import struct
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from broker_talk import Talk, frame, frames
 
 from qcore.broker import open_broker
 from qcore.broker.core import Broker, Wait
+from qcore.broker.opening import close_broker
 from qcore.broker.session import Session
 from qcore.clock import ManualClock
 
@@ -62,7 +64,7 @@ def converse(pieces: Iterator[bytes]) -> bytes:
 
 def cut(*places: int) -> Iterator[bytes]:
     bounds = [0, *sorted(places), len(STREAM)]
-    return (STREAM[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+    return (STREAM[a:b] for a, b in itertools.pairwise(bounds))
 
 
 def test_a_stream_says_the_same_however_it_is_cut() -> None:
@@ -157,18 +159,14 @@ def test_whatever_is_admitted_can_be_stored_delivered_failed_and_read_back(
         assert job["job"]["id"] == reply["id"]
         if "timestamp" in options:
             assert job["job"]["createdAt"] == options["timestamp"]
-        talk.good("FAIL", id=reply["id"], token=job["token"], error="no", stack=["a", "b", "c"], unrecoverable=True)
+        talk.good(
+            "FAIL", id=reply["id"], token=job["token"], error="no", stack=["a", "b", "c"], unrecoverable=True
+        )
         before = talk.good("GetJob", id=reply["id"])
-        close(broker)
+        close_broker(broker)
         broker = open_broker(path, mode="server", clock=clock, seed=SEED)
         assert broker.recovery.unreadable == []
         assert Talk(broker).good("GetJob", id=reply["id"]) == before
-    close(broker)
-
-
-def close(broker: Broker) -> None:
-    from qcore.broker.opening import close_broker
-
     close_broker(broker)
 
 

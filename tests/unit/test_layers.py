@@ -117,7 +117,8 @@ def test_the_engine_reads_no_clock_and_does_no_io(name: str, path: Path) -> None
 
 
 def test_the_scan_sees_what_it_should() -> None:
-    assert set(cython_imports("from a.b cimport c\ncimport d, e.f\nfrom g import (h,\n  i)\n    import j")) == {
+    cython = "from a.b cimport c\ncimport d, e.f\nfrom g import (h,\n  i)\n    import j"
+    assert set(cython_imports(cython)) == {
         "a.b.c", "d", "e.f", "g.h", "g.i", "j",
     }  # fmt: skip
     assert set(python_imports("import a.b\nfrom c import d, e\ndef f():\n    from g import h\n")) == {
