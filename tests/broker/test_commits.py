@@ -324,14 +324,14 @@ def test_a_full_disk_of_a_real_file(tmp_path: Path, clock: ManualClock) -> None:
     broker = open_broker(str(path), mode="server", clock=clock, seed=SEED)
     talk = Talk(broker)
     talk.good("PUSH", queue="q", name="n", jobId="kept", durable=True)
-    broker.store._con.execute("PRAGMA max_page_count = 20")
+    broker.store._set("max_page_count = 20")
     talk.send(
         {"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "big", "data": b"x" * 500_000, "durable": True}
     )
     commit(broker, broker.begin_commit())
     assert talk.replies() == [{"ok": False, "error": NOTHING}]
     assert talk.good("StorageStatus")["data"]["diskFull"] is True
-    broker.store._con.execute("PRAGMA max_page_count = 1000000")
+    broker.store._set("max_page_count = 1000000")
     flush(broker)
     talk.good("PUSH", queue="q", name="n", jobId="big", data=b"x" * 500_000, durable=True)
     assert talk.good("StorageStatus")["data"]["diskFull"] is False
