@@ -136,3 +136,23 @@ class RetryJob(JobControl):
 
 class JobCancelled(JobControl):
     """Raised inside a processor when its job was cancelled."""
+
+
+class DelayedError(JobControl):
+    """Put the job back to delayed for ``delay`` seconds; counts no attempt."""
+
+    def __init__(self, message: str = "delayed by its processor", *, delay: float | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class RateLimitError(JobControl):
+    """Put the job back to waiting and hold further starts for ``retry_after`` seconds."""
+
+    def __init__(self, retry_after: float, message: str = "rate limited") -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class WaitingChildrenError(JobControl):
+    """Park the job until its children have finished; counts no attempt."""

@@ -1,0 +1,212 @@
+"""The blocking client: a small pool of connections, one command on each at a time.
+
+Threads that call at the same time each get a connection of their own, so a call
+that waits for a job holds nobody up.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from qclient.local import LocalPipe
+from qclient.pipe import Pipe, TcpPipe
+from qclient.protocol import CAPABILITIES, ClientProtocol
+from qclient.replies import refused
+from qclient.url import Target
+from qcore.errors import AuthError, ClosedError, CommandTimeout, ConnectionLost, ProtocolError
+
+COMMAND_TIMEOUT_S = 30.0
+_IDLE_KEPT = 4
+_TRUSTED_IDLE_S = 1.0
+_RETRY_FIRST_S = 0.1
+_RETRY_MOST_S = 5.0
+
+
+class Link:
+    """One connection, greeted and authenticated."""
+
+    __slots__ = ("_pipe", "_protocol", "capabilities", "last_used", "pid")
+
+    def __init__(self, target: Target) -> None:
+        self.pid = os.getpid()
+        self.last_used = time.monotonic()
+        self._protocol = ClientProtocol()
+        self._pipe: Pipe = LocalPipe(target) if target.embedded else TcpPipe(target)
+        self.capabilities: frozenset[str] = frozenset()
+        try:
+            self._greet(target)
+        except BaseException:
+            self._pipe.close()
+            raise
+
+    def _greet(self, target: Target) -> None:
+        if target.token:
+            reply = self.call("Auth", {"token": target.token})
+            if not reply.get("ok"):
+                raise AuthError(f"{target} refused the token")
+        reply = self.call("Hello", {"protocolVersion": 3, "capabilities": list(CAPABILITIES)})
+        if not reply.get("ok"):
+            raise refused(reply, "Hello")
+        listed = reply.get("capabilities")
+        self.capabilities = frozenset(listed if isinstance(listed, list) else ())
+
+    def call(
+        self,
+        command: str,
+        fields: Mapping[str, object] | None = None,
+        raw: tuple[tuple[str, bytes], ...] = (),
+        timeout: float = COMMAND_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Send one command and return its reply, refused or not."""
+        tag = object()
+        self._pipe.write(self._protocol.request(command, fields, raw, tag), timeout)
+        deadline = time.monotonic() + timeout
+        left = timeout
+        while True:
+            for got, reply in self._protocol.feed(self._pipe.read(left)):
+                if got is tag:
+                    self.last_used = time.monotonic()
+                    return reply
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CommandTimeout(f"{command}: no reply within {timeout:g} s")
+
+    def usable(self) -> bool:
+        """Look for a close by the peer, but only after a pause long enough for one."""
+        return time.monotonic() - self.last_used < _TRUSTED_IDLE_S or self._pipe.alive()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def abort(self) -> None:
+        """Close from another thread; a call under way ends with an error."""
+        if self.pid == os.getpid():
+            self._pipe.abort()
+        else:
+            self._pipe.close()
+
+
+class Client:
+    """Commands to one engine; thread-safe; opens nothing before the first command."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.capabilities: frozenset[str] | None = None
+        self._idle: list[Link] = []
+        self._busy: set[Link] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def greeted(self) -> frozenset[str]:
+        """What the engine can do beyond the base protocol; connects if need be."""
+        if self.capabilities is None:
+            self._give_back(self._take())
+            assert self.capabilities is not None
+        return self.capabilities
+
+    def call(
+        self,
+        command: str,
+        fields: Mapping[str, object] | None = None,
+        raw: tuple[tuple[str, bytes], ...] = (),
+        *,
+        repeatable: bool = True,
+        timeout: float = COMMAND_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Run one command and return its reply; refusals are raised.
+
+        When the connection breaks, a ``repeatable`` command is sent again, with
+        growing pauses, until ``timeout``; any other raises ``ConnectionLost``
+        whose ``maybe_applied`` tells whether it may have run.
+        """
+        deadline = time.monotonic() + timeout
+        pause = _RETRY_FIRST_S
+        while True:
+            written = False
+            try:
+                link = self._take()
+                written = True
+                try:
+                    reply = link.call(command, fields, raw, max(0.001, deadline - time.monotonic()))
+                except BaseException:
+                    self._discard(link)
+                    raise
+                self._give_back(link)
+            except (ConnectionLost, ProtocolError, CommandTimeout) as exc:
+                if self._closed.is_set():
+                    raise ClosedError("the client was closed") from None
+                if isinstance(exc, CommandTimeout):
+                    raise
+                if written and not repeatable:
+                    if isinstance(exc, ConnectionLost):
+                        raise
+                    raise ConnectionLost(str(exc), maybe_applied=True) from exc
+                # A first connection that is refused is news, not an outage.
+                if self.capabilities is None or time.monotonic() + pause >= deadline:
+                    raise
+                if self._closed.wait(pause * (1 + 0.3 * random.random())):
+                    raise ClosedError("the client was closed") from None
+                pause = min(pause * 2, _RETRY_MOST_S)
+                continue
+            if not reply.get("ok"):
+                raise refused(reply, command)
+            return reply
+
+    def _take(self) -> Link:
+        pid = os.getpid()
+        while True:
+            if self._closed.is_set():
+                raise ClosedError("the client was closed")
+            with self._lock:
+                link = self._idle.pop() if self._idle else None
+                if link is not None:
+                    self._busy.add(link)
+            if link is None:
+                break
+            if link.pid != pid and not self.target.embedded:
+                # Inherited over a fork: the parent goes on using this socket.
+                self._discard(link)
+                continue
+            if link.usable():
+                return link
+            self._discard(link)
+        link = Link(self.target)
+        self.capabilities = link.capabilities
+        with self._lock:
+            self._busy.add(link)
+        return link
+
+    def _give_back(self, link: Link) -> None:
+        with self._lock:
+            self._busy.discard(link)
+            if not self._closed.is_set() and len(self._idle) < _IDLE_KEPT:
+                self._idle.append(link)
+                return
+        link.close()
+
+    def _discard(self, link: Link) -> None:
+        with self._lock:
+            self._busy.discard(link)
+        link.close()
+
+    def close(self) -> None:
+        """Close all connections; calls in other threads end with an error."""
+        self._closed.set()
+        with self._lock:
+            links = [*self._idle, *self._busy]
+            self._idle.clear()
+            self._busy.clear()
+        for link in links:
+            link.abort()
+
+
+__all__ = ["COMMAND_TIMEOUT_S", "Client", "Link"]

@@ -1,0 +1,41 @@
+"""Payload packing: the one place where values become bytes and bytes become values."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from qcore.wire.packing import pack, unpack
+
+
+class Encoded:
+    """A value that is MessagePack already; spliced as it is.
+
+    ``data`` must hold exactly one value; this is not checked again.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+NIL: Final = b"\xc0"
+
+
+def pack_payload(value: Any, *, typed: bool = False, int64: bool = True) -> bytes:
+    """Pack job data or a result; ``SerializationError`` before anything was sent."""
+    if value is None:
+        return NIL
+    if type(value) is Encoded:
+        return value.data
+    return pack(value, typed=typed, int64=int64)
+
+
+def unpack_payload(data: Any) -> Any:
+    """Unpack what :func:`pack_payload` or another client packed."""
+    return unpack(data, int_keys=True)
+
+
+def unpack_frame(body: Any) -> Any:
+    """Unpack the body of one reply frame."""
+    return unpack(body, int_keys=True)

@@ -1,0 +1,76 @@
+"""Durations and points in time: seconds in Python, milliseconds on the wire.
+
+This is the one boundary between the two units.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from qcore.errors import ConfigError
+
+Duration: TypeAlias = float | int | timedelta
+
+_ONE_MS = timedelta(milliseconds=1)
+
+
+def to_ms(value: Duration, name: str = "duration", *, negative: bool = False) -> int:
+    """Turn seconds or a ``timedelta`` into whole milliseconds.
+
+    Rounds half up; a positive value never becomes 0. ``bool`` and strings are a
+    ``TypeError``; NaN, infinity and (unless ``negative``) values below zero are a
+    ``ConfigError``.
+    """
+    if isinstance(value, timedelta):
+        seconds_ms = value / _ONE_MS
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
+    else:
+        seconds_ms = value * 1000.0
+    if not math.isfinite(seconds_ms):
+        raise ConfigError(f"{name} must be finite, not {value!r}")
+    if seconds_ms < 0 and not negative:
+        raise ConfigError(f"{name} must not be negative, not {value!r}")
+    ms = math.floor(seconds_ms + 0.5)
+    if ms == 0 and seconds_ms > 0:
+        return 1
+    return ms
+
+
+def to_seconds(value: Duration, name: str = "duration") -> float:
+    """Check a duration like :func:`to_ms` and return it as seconds."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, not {value!r}")
+    if value < 0:
+        raise ConfigError(f"{name} must not be negative, not {value!r}")
+    return float(value)
+
+
+def instant_ms(value: datetime, name: str) -> int:
+    """Milliseconds since the epoch of an aware ``datetime``; a naive one is refused."""
+    if not isinstance(value, datetime):
+        raise TypeError(f"{name} must be a datetime, not {type(value).__name__}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise ConfigError(f"{name} has no time zone: which one is meant?")
+    return math.floor(value.timestamp() * 1000.0 + 0.5)
+
+
+def delay_until_ms(value: datetime, name: str = "run_at") -> int:
+    """Milliseconds from now to ``value``; a past time means 0."""
+    return max(0, instant_ms(value, name) - time.time_ns() // 1_000_000)
+
+
+def wire_number(ms: int) -> int | float:
+    """The form in which every peer can read a count of milliseconds.
+
+    Integers outside 32 bits travel as floats: some peers cannot calculate with
+    64-bit integers.
+    """
+    return ms if -0x80000000 <= ms <= 0x7FFFFFFF else float(ms)

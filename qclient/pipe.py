@@ -1,0 +1,113 @@
+"""Byte pipes to an engine, blocking form: a socket, or a session in this process.
+
+Both carry the same bytes, so nothing above can tell them apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from typing import Protocol
+
+from qclient.url import Target
+from qcore.errors import CommandTimeout, ConnectionLost, TransportError
+
+READ_BYTES = 1 << 18
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Pipe(Protocol):
+    """What the blocking client needs of a connection."""
+
+    def write(self, data: bytes, timeout: float) -> None: ...
+
+    def read(self, timeout: float) -> bytes:
+        """Return what came, at least one byte; ``ConnectionLost`` at the end."""
+
+    def alive(self) -> bool:
+        """Whether the pipe is still of use, as far as can be seen without asking."""
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None:
+        """Close, ending a read in another thread."""
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small frames; notice a dead peer within half a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def refused_address(target: Target, exc: OSError) -> TransportError:
+    """The error for an address that does not answer, with what to do next."""
+    reason = exc.strerror or str(exc) or type(exc).__name__
+    text = f"no engine answers at {target}: {reason}"
+    if target.is_default:
+        text += "; start one with `qcore start`, or pass url='sqlite:///jobs.db'"
+    return ConnectionLost(text)
+
+
+class TcpPipe:
+    """A blocking socket."""
+
+    __slots__ = ("_sock", "_timeout")
+
+    def __init__(self, target: Target, timeout: float = CONNECT_TIMEOUT_S) -> None:
+        try:
+            self._sock = socket.create_connection((target.host, target.port), timeout)
+        except OSError as exc:
+            raise refused_address(target, exc) from None
+        self._timeout = timeout
+        tune(self._sock)
+
+    def _wait_at_most(self, timeout: float) -> None:
+        if timeout != self._timeout:
+            self._sock.settimeout(timeout)
+            self._timeout = timeout
+
+    def write(self, data: bytes, timeout: float) -> None:
+        self._wait_at_most(timeout)
+        try:
+            self._sock.sendall(data)
+        except OSError as exc:
+            raise ConnectionLost(f"connection broke while writing: {exc}", maybe_applied=True) from None
+
+    def read(self, timeout: float) -> bytes:
+        self._wait_at_most(timeout)
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except TimeoutError:
+            raise CommandTimeout(f"no reply within {timeout:g} s") from None
+        except OSError as exc:
+            raise ConnectionLost(f"connection broke: {exc}", maybe_applied=True) from None
+        if not data:
+            raise ConnectionLost("the server closed the connection", maybe_applied=True)
+        return data
+
+    def alive(self) -> bool:
+        try:
+            self._sock.settimeout(0)
+            self._timeout = 0
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def abort(self) -> None:
+        # A thread blocked in recv() is woken by the shutdown, not by the close.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

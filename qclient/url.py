@@ -1,0 +1,100 @@
+"""Where the engine runs, as a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from qcore.errors import ConfigError
+
+DEFAULT_PORT = 6789
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine: ``memory``, ``sqlite`` with a path, or ``tcp`` with host and port."""
+
+    kind: str
+    path: str | None = None
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    token: str | None = None
+    is_default: bool = False
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the engine lives in this process."""
+        return self.kind != "tcp"
+
+    def __str__(self) -> str:
+        """Never shows the token."""
+        if self.kind == "tcp":
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            return f"tcp://{host}:{self.port}"
+        return "memory://" if self.path is None else f"sqlite:///{self.path}"
+
+    __repr__ = __str__
+
+
+def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
+    """Read a URL of one of the served forms; anything else is a ``ConfigError``."""
+    env = os.environ if environ is None else environ
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a string, not {type(url).__name__}")
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        raise ConfigError(f"url {url!r} has no scheme: memory://, sqlite:///file or tcp://host:port")
+    if scheme == "memory":
+        if rest:
+            raise ConfigError("memory:// takes nothing after the slashes")
+        return Target("memory")
+    if scheme == "sqlite":
+        path, _, query = rest.partition("?")
+        if query:
+            raise ConfigError(f"sqlite url: unknown setting {query.partition('=')[0]!r}")
+        if not path.startswith("/") or path == "/":
+            raise ConfigError("sqlite url must be sqlite:///relative.db or sqlite:////absolute.db")
+        return Target("sqlite", path=os.path.realpath(unquote(path[1:])))
+    if scheme == "tcp":
+        return _parse_tcp(url, env)
+    raise ConfigError(f"unknown url scheme {scheme!r}: memory, sqlite and tcp are served")
+
+
+def _parse_tcp(url: str, env: Mapping[str, str]) -> Target:
+    parts = urlsplit(url)
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError as exc:
+        raise ConfigError(f"port of the tcp url is not usable: {exc}") from None
+    if parts.path not in ("", "/") or parts.username is not None:
+        raise ConfigError("tcp url must be tcp://host:port, with ?token= if the server wants one")
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    token = settings.pop("token", None)
+    if settings:
+        raise ConfigError(f"tcp url: unknown setting {next(iter(settings))!r}")
+    return Target("tcp", host=parts.hostname or "127.0.0.1", port=port, token=token or _token(env))
+
+
+def _token(env: Mapping[str, str]) -> str | None:
+    return env.get("QCORE_TOKEN") or env.get("BQ_TOKEN") or env.get("BUNQUEUE_TOKEN") or None
+
+
+def resolve(url: str | None, environ: Mapping[str, str] | None = None) -> Target:
+    """Find the engine: ``url``, ``QCORE_URL``, ``BUNQUEUE_EMBEDDED``, then the default port.
+
+    With ``BUNQUEUE_EMBEDDED=1`` the data path variable names the file; without it
+    the engine keeps everything in memory.
+    """
+    env = os.environ if environ is None else environ
+    if url is not None:
+        return parse_url(url, env)
+    if env.get("QCORE_URL"):
+        return parse_url(env["QCORE_URL"], env)
+    if env.get("BUNQUEUE_EMBEDDED", "").lower() in _TRUE:
+        path = env.get("QCORE_DATA_PATH") or env.get("BUNQUEUE_DATA_PATH") or env.get("BQ_DATA_PATH")
+        return Target("sqlite", path=os.path.realpath(path)) if path else Target("memory")
+    return Target("tcp", token=_token(env), is_default=True)
