@@ -32,6 +32,7 @@ MODULES = [
     "qcore.broker.jobview",
     "qcore.broker.core",
     "qcore.broker.session",
+    "qclient.delivery",
 ]
 
 DEBUG = os.environ.get("QCORE_DEBUG") == "1"
