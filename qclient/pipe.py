@@ -75,15 +75,15 @@ class TcpPipe:
             self._timeout = timeout
 
     def write(self, data: bytes, timeout: float) -> None:
-        self._wait_at_most(timeout)
         try:
+            self._wait_at_most(timeout)
             self._sock.sendall(data)
         except OSError as exc:
             raise ConnectionLost(f"connection broke while writing: {exc}", maybe_applied=True) from None
 
     def read(self, timeout: float) -> bytes:
-        self._wait_at_most(timeout)
         try:
+            self._wait_at_most(timeout)
             data = self._sock.recv(READ_BYTES)
         except TimeoutError:
             raise CommandTimeout(f"no reply within {timeout:g} s") from None

@@ -68,14 +68,16 @@ def _job_name(name: object) -> str:
 class DeadLetters:
     """``queue.dlq``: the jobs that failed for good."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_client", "_name")
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    def __init__(self, client: Client, name: str) -> None:
+        # Not the queue itself: a cycle would delay the warning of a queue dropped open.
+        self._client = client
+        self._name = name
 
     def list(self, *, limit: int | None = None, offset: int = 0) -> list[DeadJob]:
         """Entries, oldest first."""
-        fields: dict[str, object] = {"queue": self._queue.name}
+        fields: dict[str, object] = {"queue": self._name}
         chosen: dict[str, object] = {}
         if limit is not None:
             chosen["limit"] = limit
@@ -83,14 +85,14 @@ class DeadLetters:
             chosen["offset"] = offset
         if chosen:
             fields["filter"] = chosen
-        reply = self._queue.client.call("Dlq", fields)
+        reply = self._client.call("Dlq", fields)
         return [self._entry(entry) for entry in reply.get("entries") or ()]
 
     def _entry(self, entry: Mapping[str, Any]) -> DeadJob:
         raw = dict(entry["job"])
         raw.setdefault("state", "failed")
         return DeadJob(
-            job=Job(self._queue.client, self._queue.name, raw["id"], raw),
+            job=Job(self._client, self._name, raw["id"], raw),
             reason=str(entry.get("reason")),
             error=entry.get("error"),
             entered_at=moment(entry.get("enteredAt")),
@@ -110,7 +112,7 @@ class Queue:
     def __init__(self, name: str, url: str | None = None) -> None:
         self.name = queue_name(name)
         self.client = Client(resolve(url))
-        self.dlq = DeadLetters(self)
+        self.dlq = DeadLetters(self.client, name)
 
     # ------------------------------------------------------------------ adding
 

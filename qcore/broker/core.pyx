@@ -344,11 +344,8 @@ cdef class Broker:
 
     cdef int64_t c_next_due(self, int more) except? -2:
         """Nanoseconds until something is due; -1 when nothing is."""
-        cdef int64_t left = -1, due
+        cdef int64_t left = self.engine.c_next_due(self.now_ms, self.now_ns), due
         cdef uint32_t item
-        found = self.engine.next_due(self.now_ms, self.now_ns)
-        if found is not None:
-            left = found
         if self.ends.c_first(&due, &item) and (left < 0 or due - self.now_ns < left):
             left = max(0, due - self.now_ns)
         if not self.committing and (self.dirty_since_ns or self.unwritten is not None):
@@ -374,6 +371,16 @@ cdef class Broker:
         finally:
             self.c_leave()
         return (None if left < 0 else left * 1e-9, cut)
+
+    def due_before(self, int64_t at_ns):
+        """Whether something falls due before this reading of the monotonic clock."""
+        cdef int64_t left
+        self.c_enter()
+        try:
+            left = self.c_next_due(0)
+            return left >= 0 and self.now_ns + left < at_ns
+        finally:
+            self.c_leave()
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -482,6 +489,12 @@ cdef class Broker:
             self.c_leave()
 
     # --- sessions ------------------------------------------------------------------------------------
+
+    def session(self, object on_output=None, **options):
+        """A new :class:`~qcore.broker.session.Session` with this broker."""
+        from qcore.broker.session import Session
+
+        return Session(self, on_output, **options)
 
     def adopt(self, Outlet outlet not None):
         """Give a new session its number."""

@@ -175,6 +175,7 @@ cdef class Engine:
     cdef void c_list_remove(self, RunList *list_, Run *run) noexcept
     cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1
     cdef void c_disown(self, Run *run) noexcept
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
 

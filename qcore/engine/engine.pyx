@@ -1198,8 +1198,8 @@ cdef class Engine:
         """Do what is due; True when more is due at once (work in one call is bounded)."""
         return self.c_advance(now_ms, now_ns) != 0
 
-    def next_due(self, int64_t now_ms, int64_t now_ns):
-        """Nanoseconds until the engine next has something to do; None when nothing is due ever."""
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept:
+        """Nanoseconds until something is due; -1 when nothing ever is. O(1)."""
         cdef int64_t due, left = -1, other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
@@ -1208,6 +1208,11 @@ cdef class Engine:
             other = max(0, due - now_ns)
             if left < 0 or other < left:
                 left = other
+        return left
+
+    def next_due(self, int64_t now_ms, int64_t now_ns):
+        """Nanoseconds until the engine next has something to do; None when nothing is due ever."""
+        cdef int64_t left = self.c_next_due(now_ms, now_ns)
         return None if left < 0 else left
 
     def pause(self, str queue not None, bint paused=True):

@@ -53,8 +53,12 @@ CHECKPOINT_PAGES = 1_000
 #: Cut the log file back once it is larger than this.
 WAL_LIMIT_BYTES = 16 * 1024 * 1024
 
-#: Rows of one statement. More than this gains nothing even beside a busy thread.
-MAX_ROWS = 256
+#: Rows of one statement. Alone, 64 are as fast; beside a thread that never pauses each
+#: further statement can wait 5 ms for the interpreter lock.
+MAX_ROWS = 1_024
+#: A value above this travels in a statement of one row: SQLite copies what is bound, and
+#: a statement in the cache keeps its copies.
+HEAVY_BYTES = 64 * 1024
 LOAD_PAGE_ROWS = 1_000
 
 _Step: TypeAlias = tuple[str, Sequence[object]]
@@ -172,7 +176,8 @@ class SqliteStore:
         self._rows = 0
         self._checkpoints = 0
         self._pages_due = CHECKPOINT_PAGES  # pages that may be written before the next look at the log
-        self._pinned = False
+        self._pinned = False  # by a reader, so that the log could not be moved or reused
+        self._retry = False
         self._warned = False
         self._last_error: str | None = None
         self._salt = b""
@@ -400,15 +405,18 @@ class SqliteStore:
         that did not succeed yet, so that it has to be tried again in a while.
         """
         with self._lock:
-            if self._closed or self._forked or not (self._pages_due <= 0 or self._pinned):
+            if self._closed or self._forked or not (self._pages_due <= 0 or self._retry):
                 return False
             try:
                 self._tidy()
             except (sqlite3.Error, OSError) as error:
                 self._pages_due = CHECKPOINT_PAGES
-                _log.warning("%s: checkpoint failed: %s", self.path, error)
-                return True
-            return self._pinned
+                if not self._retry:
+                    _log.warning("%s: checkpoint failed: %s", self.path, error)
+                self._retry = True
+            else:
+                self._retry = self._pinned
+            return self._retry
 
     def _tidy(self) -> None:
         salt, frames, size = self._frames()
@@ -557,9 +565,9 @@ def _split_payloads(inserts: list[object]) -> tuple[list[object], list[object]]:
 def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads: bool) -> list[_Step]:
     """Return the statements of a transaction, with their parameters."""
     steps: list[_Step] = []
-    _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH)
-    _cut_up(steps, _payload_sql, payloads, 2)
-    _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH)
+    _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH, 5)
+    _cut_up(steps, _payload_sql, payloads, 2, 1)
+    _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH, 3)
     _cut_up(steps, _delete_sql, cut.deletes, 1)
     if has_payloads:
         _cut_up(steps, _drop_sql, cut.deletes, 1)
@@ -575,8 +583,24 @@ def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads
     return steps
 
 
-def _cut_up(steps: list[_Step], sql_of: Callable[[int], str], flat: Sequence[object], width: int) -> None:
-    """Append the statements that carry the rows of ``flat``."""
+def _cut_up(
+    steps: list[_Step],
+    sql_of: Callable[[int], str],
+    flat: Sequence[object],
+    width: int,
+    column: int | None = None,
+) -> None:
+    """Append the statements that carry the rows of ``flat``; ``column`` may hold heavy values."""
+    if column is not None:
+        heavy = {
+            i - column
+            for i in range(column, len(flat), width)
+            if (value := flat[i]) is not None and len(cast(bytes, value)) > HEAVY_BYTES
+        }
+        if heavy:
+            starts = range(0, len(flat), width)
+            steps += [(sql_of(1), flat[i : i + width]) for i in starts if i in heavy]
+            flat = [value for i in starts if i not in heavy for value in flat[i : i + width]]
     at = 0
     for size, n in _plan(len(flat) // width):
         part = flat[at : at + n * width]

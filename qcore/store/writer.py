@@ -60,12 +60,12 @@ class Writer:
 
         The hop to the writer and back costs more than a small commit. ``on_done``
         is not called; a checkpoint that has become due is left to the thread.
-        Raises StoreError, after which the cut is kept as it is for a submitted one.
+        Raises StoreError; after that, or an interrupt, the cut is kept as a submitted one is.
         """
         self._claim()
         try:
             self._store.commit(cut, sync=sync)
-        except StoreError:
+        except BaseException:
             self._failed = cut
             raise
         finally:

@@ -12,7 +12,7 @@ import pytest
 from qcore.errors import ClosedError
 from qcore.store.base import Cut, Row, Snapshot, Store
 from qcore.store.memory import MemoryStore
-from qcore.store.sqlite import INLINE_DATA_BYTES, LOAD_PAGE_ROWS, SqliteStore
+from qcore.store.sqlite import HEAVY_BYTES, INLINE_DATA_BYTES, LOAD_PAGE_ROWS, SqliteStore
 
 Reopen = Callable[[], Store]
 
@@ -112,7 +112,7 @@ def test_an_empty_cut_is_no_trouble(reopen: Reopen) -> None:
     assert contents(store.load()) == ([], [], {}, [])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 63, 64, 65, 255, 256, 257, 1000])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 63, 64, 65, 127, 128, 1000, 1024, 1025, 1800])
 def test_any_number_of_rows(reopen: Reopen, n: int) -> None:
     """Statements have few sizes, and are filled up: no row is lost, none is made."""
     store = reopen()
@@ -125,6 +125,19 @@ def test_any_number_of_rows(reopen: Reopen, n: int) -> None:
     assert [row[0] for row in store.read(range(1, n + 1))] == list(range(1, n + 1))
     store.commit(Cut(deletes=list(range(1, n + 1))))
     assert [row[0] for row in store.load().jobs] == [n + 1]
+
+
+def test_heavy_values_among_light_ones(reopen: Reopen) -> None:
+    def size(seq: int, n: int) -> int:
+        return HEAVY_BYTES + seq if (seq + n) % 5 == 0 else seq % 2000
+
+    store = reopen()
+    seqs = range(40)
+    rows: list[Row] = [(seq, 1, 0, b"r", b"d" * size(seq, 0), b"x" * size(seq, 1)) for seq in seqs]
+    store.commit(Cut(inserts=[value for row in rows for value in row]))
+    assert list(store.load().jobs) == rows
+    store.commit(Cut(updates=[v for seq in seqs for v in (seq, 2, b"u", b"y" * size(seq, 2))]))
+    assert list(store.load().jobs) == [(*row[:2], 2, b"u", row[4], b"y" * size(row[0], 2)) for row in rows]
 
 
 def test_load_pages_over_gaps(reopen: Reopen) -> None:

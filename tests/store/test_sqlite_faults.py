@@ -114,15 +114,14 @@ def test_a_checkpoint_may_fail_at_any_statement(
     store = FailingStore(db)
     for n in range(3):
         store.commit(Cut(inserts=[n, 1, 0, b"r", None, None]))
-        store._pages_due = 0
+        store._pages_due = min(store._pages_due, 0)
         store.fail_after(n)
         assert store.maintain()
     store.fail_after(-1)
-    store._pages_due = 0
-    assert not store.maintain()
+    assert not store.maintain()  # tried again although nothing was written since
     assert len(rows_of(store)) == 3
     assert store._con.execute("PRAGMA busy_timeout").fetchone()[0] == sqlite.BUSY_TIMEOUT_MS
-    assert caplog.text.count("checkpoint failed") == 3
+    assert caplog.text.count("checkpoint failed") == 1
     store.close()
 
 

@@ -1,0 +1,169 @@
+"""The broker inside a program: callers commit for themselves, one thread keeps time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from qcore.broker.core import Broker
+from qcore.broker.opening import Level, close_broker, commit, flush, open_broker
+from qcore.broker.session import Session
+from qcore.errors import ClosedError, ForkedError
+
+#: The thread looks again after this long even if nothing is due, in case a clock was set.
+_LONGEST_SLEEP_S = 60.0
+
+_hosts: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the parent's file handle: it must never write through it."""
+    for host in _hosts:
+        host._forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class EmbeddedEngine:
+    """One engine of this process, over one data file or in memory.
+
+    A caller whose reply waits for a commit commits by itself when no commit is
+    running: handing it to another thread costs several times the commit. The
+    thread, started by the first call, flushes what is buffered and does what
+    falls due. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        adds: Level = "buffered",
+        changes: Level = "committed",
+    ) -> None:
+        self.path = path
+        self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes)
+        self._commits = threading.Lock()
+        self._wake = threading.Event()
+        self._wakes_at_ns = 0
+        self._thread: threading.Thread | None = None
+        self._start = threading.Lock()
+        self._forked = False
+        self.closed = False
+        _hosts.add(self)
+
+    def session(self, on_output: Callable[[], None] | None = None) -> EmbeddedSession:
+        """A conversation with the engine, as a connection to a server would be."""
+        self._usable()
+        return EmbeddedSession(self, on_output)
+
+    def flush(self) -> None:
+        """Commit everything that is buffered. Raises StoreError if the file cannot be written."""
+        self._usable()
+        with self._commits:
+            flush(self.broker)
+
+    def close(self) -> None:
+        """Flush and let the file go. Idempotent; in a forked child it only lets go."""
+        if self.closed or self._forked:
+            self.closed = True
+            return
+        self.closed = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=10)
+        with self._commits:
+            close_broker(self.broker)
+        _hosts.discard(self)
+
+    def _usable(self) -> None:
+        if self._forked:
+            raise ForkedError(
+                "this engine belongs to the parent process: open it after the fork, or use a server"
+            )
+        if self.closed:
+            raise ClosedError("the engine is closed")
+
+    def settle(self, session: Session) -> None:
+        """Commit until no reply of this session waits for a commit."""
+        while session.waiting or self.broker.committing:
+            with self._commits:
+                waiting, cut = self.broker.settle(session)
+                if cut is not None:
+                    commit(self.broker, cut)
+                elif not waiting:
+                    return
+            if self.broker.durable and self.broker.store.wants_maintenance:
+                self._ensure_thread()
+                self._wake.set()
+
+    def nudge(self) -> None:
+        """Let the thread look again if something falls due before it would."""
+        if self.broker.due_before(self._wakes_at_ns) or self._thread is None:
+            self._ensure_thread()
+            self._wake.set()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            with self._start:
+                if self._thread is None and not self.closed:
+                    self._thread = threading.Thread(target=self._run, name="qcore-engine", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        broker = self.broker
+        while not self.closed:
+            self._wake.clear()
+            with self._commits:
+                if self.closed:
+                    return
+                seconds, cut = broker.pump()
+                if cut is not None:
+                    commit(broker, cut)
+                    continue
+            if broker.durable and broker.store.wants_maintenance:
+                broker.store.maintain()
+            seconds = _LONGEST_SLEEP_S if seconds is None else min(seconds, _LONGEST_SLEEP_S)
+            self._wakes_at_ns = time.monotonic_ns() + int(seconds * 1e9)
+            # What came in meanwhile looked at the old time.
+            if not broker.due_before(self._wakes_at_ns - 1_000_000):
+                self._wake.wait(seconds)
+            self._wakes_at_ns = 0
+
+
+class EmbeddedSession:
+    """A session whose replies are there as soon as they can be."""
+
+    __slots__ = ("_engine", "_session")
+
+    def __init__(self, engine: EmbeddedEngine, on_output: Callable[[], None] | None) -> None:
+        self._engine = engine
+        self._session = Session(engine.broker, on_output)
+
+    def feed(self, data: bytes) -> None:
+        """Run the frames in ``data``; replies that wait for a commit are committed here."""
+        engine = self._engine
+        engine._usable()
+        self._session.feed(data)
+        if self._session.waiting:
+            engine.settle(self._session)
+        engine.nudge()
+
+    def take(self) -> bytes:
+        """The reply bytes that are ready."""
+        return self._session.take()
+
+    @property
+    def closing(self) -> bool:
+        return self._session.closing
+
+    def close(self) -> None:
+        """End the conversation: waits end, deliveries that were never renewed go back."""
+        if not self._engine._forked and not self._engine.closed:
+            self._session.close()
+            self._engine.nudge()

@@ -1,0 +1,104 @@
+"""One accepted socket: its session, its unsent bytes and its bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+
+from qcore.broker.session import Session
+
+RECEIVE_BYTES = 262_144
+_LINGER_OFF = struct.pack("ii", 1, 0)
+KEEPALIVE_IDLE_S = 15
+KEEPALIVE_INTERVAL_S = 5
+KEEPALIVE_PROBES = 3
+
+
+class Connection:
+    """A non-blocking socket with a session on top.
+
+    :meth:`receive` runs what came in; :meth:`send` writes what the session has, in one
+    call while the peer keeps up. Unsent bytes are bounded: a peer that does not read
+    is cut off.
+    """
+
+    __slots__ = ("closed", "max_unsent_bytes", "n_unsent", "partial_since_ns", "session", "sock", "unsent")
+
+    def __init__(self, sock: socket.socket, max_unsent_bytes: int) -> None:
+        sock.setblocking(False)
+        if sock.family != getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A half-open peer otherwise holds its jobs until their leases run out.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (
+                ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+                ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+                ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+            ):
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self.sock = sock
+        self.session: Session
+        self.unsent: list[memoryview] = []
+        self.n_unsent = 0
+        self.max_unsent_bytes = max_unsent_bytes
+        self.partial_since_ns = 0
+        self.closed = False
+
+    def receive(self) -> bool:
+        """Read once and run what is whole. False when the peer has gone."""
+        try:
+            data = self.sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        self.session.feed(data)
+        return True
+
+    def send(self) -> bool:
+        """Write what there is. False when the connection is to be closed now."""
+        fresh = self.session.take()
+        if fresh and not self.unsent:
+            # The common case: one call takes it all.
+            try:
+                n = self.sock.send(fresh)
+            except (BlockingIOError, InterruptedError):
+                n = 0
+            except OSError:
+                return False
+            if n == len(fresh):
+                return not self.session.closing
+            fresh_rest = memoryview(fresh)[n:]
+            self.unsent.append(fresh_rest)
+            self.n_unsent += len(fresh_rest)
+        elif fresh:
+            self.unsent.append(memoryview(fresh))
+            self.n_unsent += len(fresh)
+        while self.unsent:
+            try:
+                n = self.sock.send(self.unsent[0])
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                return False
+            self.n_unsent -= n
+            if n == len(self.unsent[0]):
+                del self.unsent[0]
+            else:
+                self.unsent[0] = self.unsent[0][n:]
+                break
+        if self.max_unsent_bytes and self.n_unsent > self.max_unsent_bytes:
+            with contextlib.suppress(OSError):  # a reset, so that the peer learns of it at once
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
+            return False
+        return bool(self.unsent) or not self.session.closing
+
+    def close(self, *, release: bool = True) -> None:
+        if not self.closed:
+            self.closed = True
+            self.session.close(release=release)
+            self.sock.close()

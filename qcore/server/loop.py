@@ -1,0 +1,346 @@
+"""The server: one thread, one selector, one broker.
+
+A turn reads what is there, runs it, does what is due, starts a commit if somebody
+waits for one, and writes every connection's replies in one call each. Nothing polls:
+the select timeout is the broker's next due time. Commits run in the store's writer
+thread; the loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from types import FrameType
+from typing import TextIO
+
+from qcore import __version__
+from qcore.broker.opening import close_broker, flush, open_broker
+from qcore.broker.session import Session
+from qcore.errors import ConfigError, StoreError
+from qcore.server.connection import Connection
+from qcore.server.options import Options
+from qcore.store.writer import Writer
+
+logger = logging.getLogger("qcore.server")
+
+BACKLOG = 1024
+#: After running out of file descriptors, new connections are tried again this much later.
+ACCEPT_PAUSE_S = 0.1
+
+
+class Server:
+    """A broker behind a TCP port.
+
+    Create, :meth:`listen`, then :meth:`run` until :meth:`stop`. Everything but
+    :meth:`stop` belongs to one thread.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.broker = open_broker(options.data, mode="server", adds=options.adds, changes=options.changes)
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[Connection] = set()
+        self._touched: set[Connection] = set()
+        self._writing: set[Connection] = set()
+        self._partial: dict[Connection, None] = {}
+        self._listener: socket.socket | None = None
+        self._wake_r, self._wake_w = socket.socketpair()
+        for end in (self._wake_r, self._wake_w):
+            end.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._drain_wakes)
+        self._done: deque[StoreError | None] = deque()
+        self._writer = Writer(self.broker.store, self._commit_done) if self.broker.store is not None else None
+        self._commits = 0
+        self._stopping = 0
+        self._stop_at_ns = 0
+        self._accept_at_ns = 0
+        self.address: tuple[str, int] = ("", 0)
+
+    # --- life -----------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Open the port.
+
+        :raises ConfigError: the address is busy or not usable
+        """
+        options = self.options
+        try:
+            infos = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = infos[0]
+            listener = socket.socket(family, kind, protocol)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {why}") from None
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self.address = listener.getsockname()[:2]
+
+    def run(self) -> None:
+        """Serve until stopped; then drain, flush and close."""
+        if self.options.watch_stdin:
+            self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._stdin_closed)
+        try:
+            while not self._finished():
+                self._turn()
+        finally:
+            self._shut_down()
+
+    def stop(self) -> None:
+        """Stop gracefully; a second call stops at once. May be called from a signal handler or a thread."""
+        self._stopping += 1
+        self._wake()
+
+    def _finished(self) -> bool:
+        if not self._stopping:
+            return False
+        if not self._stop_at_ns:
+            logger.info("stopping: no new work is given out")
+            self._stop_at_ns = time.monotonic_ns() + self.options.shutdown_timeout_ms * 1_000_000
+            self.broker.stop_intake()
+            self._stop_listening()
+        if self._stopping > 1 or time.monotonic_ns() >= self._stop_at_ns:
+            return True
+        return self.broker.n_active == 0 and not self.broker.committing
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            if self._listener in self._selector.get_map():
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _shut_down(self) -> None:
+        self._stop_listening()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+                self._release_commits()
+                with contextlib.suppress(StoreError):
+                    flush(self.broker)
+            for connection in list(self._connections):
+                connection.send()
+                # Deliveries that are still out stay with their holders, under their stored leases.
+                connection.close(release=False)
+            self._connections.clear()
+        finally:
+            close_broker(self.broker)
+            self._selector.close()
+            self._wake_r.close()
+            self._wake_w.close()
+
+    # --- one turn ----------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        seconds = self._begin_turn()
+        for key, events in self._selector.select(seconds):
+            if isinstance(key.data, Connection):
+                self._serve(key.data, events)
+            else:
+                key.data()
+        self._release_commits()
+        # Commits start before replies go out: the disk works while the sockets do.
+        self._pump()
+        self._send()
+
+    def _begin_turn(self) -> float | None:
+        """What is due, and how long select may sleep."""
+        seconds = self._pump()
+        self._send()
+        if self._partial:
+            seconds = self._expire_partial(seconds)
+        if self._stop_at_ns:
+            left = max(0.0, (self._stop_at_ns - time.monotonic_ns()) * 1e-9)
+            seconds = left if seconds is None else min(seconds, left)
+        if self._accept_at_ns:
+            seconds = self._resume_accept(seconds)
+        return seconds
+
+    def _pump(self) -> float | None:
+        seconds, cut = self.broker.pump()
+        if cut is not None:
+            assert self._writer is not None
+            self._commits += 1
+            self._writer.submit(self._commits, cut, self.broker.sync)
+        return seconds
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            if not connection.receive():
+                self._drop(connection)
+                return
+            if connection.session.partial:
+                # The deadline of a frame runs from its first byte: dripping does not extend it.
+                if not connection.partial_since_ns:
+                    connection.partial_since_ns = time.monotonic_ns()
+                    self._partial[connection] = None
+            elif connection.partial_since_ns:
+                connection.partial_since_ns = 0
+                del self._partial[connection]
+        self._touched.add(connection)
+
+    def _send(self) -> None:
+        while self._touched:
+            touched, self._touched = self._touched, set()
+            for connection in touched:
+                if connection.closed:
+                    continue
+                if not connection.send():
+                    self._drop(connection)
+                elif bool(connection.unsent) != (connection in self._writing):
+                    self._watch_writing(connection)
+
+    def _watch_writing(self, connection: Connection) -> None:
+        if connection.unsent:
+            self._writing.add(connection)
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE
+        else:
+            self._writing.discard(connection)
+            events = selectors.EVENT_READ
+        self._selector.modify(connection.sock, events, connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.sock)
+        self._connections.discard(connection)
+        self._writing.discard(connection)
+        self._partial.pop(connection, None)
+        connection.close()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(64):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    logger.error("cannot accept a connection: %s", error.strerror)
+                    self._selector.unregister(self._listener)
+                    self._accept_at_ns = time.monotonic_ns() + int(ACCEPT_PAUSE_S * 1e9)
+                    return
+                continue
+            connection = Connection(sock, self.options.max_write_queue_bytes)
+            connection.session = Session(
+                self.broker,
+                lambda connection=connection: self._touched.add(connection),
+                authenticated=not self.options.tokens,
+                rate_max=self.options.rate_max,
+                rate_window_ms=self.options.rate_window_ms,
+                settings=self.options,
+            )
+            self._connections.add(connection)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _resume_accept(self, seconds: float | None) -> float | None:
+        left = (self._accept_at_ns - time.monotonic_ns()) * 1e-9
+        if left > 0:
+            return left if seconds is None else min(seconds, left)
+        self._accept_at_ns = 0
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        return seconds
+
+    def _expire_partial(self, seconds: float | None) -> float | None:
+        """Drop connections whose frame is incomplete for too long. Oldest first, so O(dropped)."""
+        bound_ns = self.options.partial_frame_ms * 1_000_000
+        if not bound_ns:
+            return seconds
+        now_ns = time.monotonic_ns()
+        while self._partial:
+            connection = next(iter(self._partial))
+            left_ns = connection.partial_since_ns + bound_ns - now_ns
+            if left_ns > 0:
+                return left_ns * 1e-9 if seconds is None else min(seconds, left_ns * 1e-9)
+            self._drop(connection)
+        return seconds
+
+    # --- commits and wake-ups -------------------------------------------------------------
+
+    def _commit_done(self, epoch: int, error: StoreError | None) -> None:
+        """Runs in the writer's thread."""
+        self._done.append(error)
+        self._wake()
+
+    def _release_commits(self) -> None:
+        while self._done:
+            error = self._done.popleft()
+            if error is not None:
+                logger.error("the data file cannot be written: %s", error)
+            self.broker.end_commit(error)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # a full pipe wakes as well
+            self._wake_w.send(b"\0")
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            self._wake_r.recv(4096)
+
+    def _stdin_closed(self) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            self._selector.unregister(sys.stdin.fileno())
+            self.stop()
+
+
+def serve(options: Options, out: TextIO | None = None) -> int:
+    """Run a server in this process until a signal stops it; its exit code.
+
+    :raises ConfigError: the address is not usable
+    :raises StoreError: the data file is not usable
+    """
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    server = Server(options)
+    try:
+        server.listen()
+    except BaseException:
+        close_broker(server.broker)
+        raise
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    out = sys.stdout if out is None else out
+    out.write(banner(server))
+    out.flush()
+    server.run()
+    return 0 if server._stopping < 2 else 1
+
+
+def banner(server: Server) -> str:
+    """What the server says when it is ready."""
+    options = server.options
+    recovery = server.broker.recovery
+    host, port = server.address
+    lines = [f"qcore {__version__} listening on {host}:{port}"]
+    if options.data is None:
+        lines.append("  data        memory only (give --data FILE to keep jobs)")
+    else:
+        lines.append(f"  data        {options.data} ({recovery.jobs:,} jobs read in {recovery.seconds:.2f} s)")
+        lines.append(f"  durability  adds {options.adds}, everything else {options.changes}")
+        if recovery.unreadable:
+            lines.append(f"  unreadable  {len(recovery.unreadable):,} rows were left in the file, see the log")
+    lines.append(f"  clients     {'token required' if options.tokens else 'no token required'}")
+    if options.http_port is not None:
+        lines.append("  http        not served: this needs the http extra")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,161 @@
+"""Options of the server: command line over environment over defaults."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from qcore.errors import ConfigError
+
+Level = Literal["buffered", "committed", "synced"]
+LEVELS: tuple[Level, ...] = ("buffered", "committed", "synced")
+DATA_VARIABLES = ("BUNQUEUE_DATA_PATH", "BQ_DATA_PATH", "DATA_PATH", "SQLITE_PATH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything a server needs to know. Times in ms, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 6789
+    http_port: int | None = None
+    data: str | None = None
+    tokens: tuple[str, ...] = ()
+    allow_unauthenticated: bool = False
+    adds: Level = "buffered"
+    changes: Level = "committed"
+    rate_max: int = 0
+    rate_window_ms: int = 60_000
+    partial_frame_ms: int = 60_000
+    max_write_queue_bytes: int = 67_108_864
+    shutdown_timeout_ms: int = 30_000
+    log_level: str = "info"
+    watch_stdin: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing a usage and leaving: the caller has one clear line to say."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
+    """The command line of ``qcore start``."""
+    p = _Parser(prog=prog, description="Run the job server.", allow_abbrev=False)
+    p.add_argument("--data", metavar="FILE", help="SQLite file that keeps the jobs; none: memory only")
+    p.add_argument("--host", help="address to listen on (127.0.0.1)")
+    p.add_argument("--port", help="TCP port, 0 for a free one (6789)")
+    p.add_argument("--http-port", help="port for HTTP; needs the http extra")
+    p.add_argument("--token", action="append", metavar="TOKEN", help="a token that clients must present")
+    p.add_argument("--allow-unauthenticated", action="store_true", help="listen beyond loopback without tokens")
+    p.add_argument("--adds", choices=LEVELS, help="durability of plain adds (buffered)")
+    p.add_argument("--changes", choices=LEVELS, help="durability of everything else (committed)")
+    p.add_argument("--shutdown-timeout-ms", help="bound of a graceful stop (30000)")
+    p.add_argument("--log-level", help="debug, info, warning or error (info)")
+    p.add_argument("--watch-stdin", action="store_true", help="stop when standard input is closed")
+    return p
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Options:
+    """Options from arguments and environment.
+
+    :raises ConfigError: names the option or variable, what was expected and what came
+    """
+    env = os.environ if environ is None else environ
+    a = parser().parse_args(list(argv))
+    data = a.data if a.data is not None else next((env[v] for v in DATA_VARIABLES if env.get(v)), None)
+    if data == "":
+        raise ConfigError("--data: expected a file name, got an empty text")
+    tokens = tuple(a.token or ()) or tuple(
+        t.strip() for t in env.get("AUTH_TOKENS", "").split(",") if t.strip()
+    )
+    if any(not t for t in tokens):
+        raise ConfigError("--token: expected a text, got an empty one")
+    options = Options(
+        host=a.host or env.get("HOST") or "127.0.0.1",
+        port=_number("--port", a.port, "TCP_PORT", env, 6789, 0, 65535),
+        http_port=_port_or_none(a.http_port, env),
+        data=data,
+        tokens=tokens,
+        allow_unauthenticated=a.allow_unauthenticated,
+        adds=_level("--adds", a.adds, "QCORE_ADDS", env, "buffered"),
+        changes=_level("--changes", a.changes, "QCORE_CHANGES", env, "committed"),
+        rate_max=_number(None, None, "RATE_LIMIT_MAX_REQUESTS", env, 0, 0, 2**53),
+        rate_window_ms=_number(None, None, "RATE_LIMIT_WINDOW_MS", env, 60_000, 1, 86_400_000),
+        partial_frame_ms=_number(None, None, "TCP_IDLE_TIMEOUT_MS", env, 60_000, 0, 86_400_000),
+        max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
+        shutdown_timeout_ms=_number(
+            "--shutdown-timeout-ms", a.shutdown_timeout_ms, "SHUTDOWN_TIMEOUT_MS", env, 30_000, 0, 86_400_000
+        ),
+        log_level=_log_level(a.log_level, env),
+        watch_stdin=a.watch_stdin,
+    )
+    if not options.tokens and not options.allow_unauthenticated and not _is_loopback(options.host):
+        raise ConfigError(
+            f"host {options.host} is reachable from other machines: give --token or AUTH_TOKENS, "
+            "or say --allow-unauthenticated"
+        )
+    return options
+
+
+def _number(
+    option: str | None,
+    given: str | None,
+    variable: str,
+    env: Mapping[str, str],
+    default: int,
+    low: int,
+    high: int,
+) -> int:
+    name, text = (option, given) if given is not None else (variable, env.get(variable))
+    if text is None or text == "":
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{name}: expected a whole number from {low} to {high}, got {text!r}") from None
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
+    return value
+
+
+def _port_or_none(given: str | None, env: Mapping[str, str]) -> int | None:
+    if given is None and not env.get("HTTP_PORT"):
+        return None
+    port = _number("--http-port", given, "HTTP_PORT", env, 0, 0, 65535)
+    if given is not None:
+        raise ConfigError("--http-port: HTTP needs the http extra, which this version does not have")
+    return port
+
+
+def _level(option: str, given: Level | None, variable: str, env: Mapping[str, str], default: Level) -> Level:
+    if given is not None:
+        return given
+    text = env.get(variable) or default
+    for level in LEVELS:
+        if text == level:
+            return level
+    raise ConfigError(f"{variable}: expected one of {', '.join(LEVELS)}, got {text!r}")
+
+
+def _log_level(given: str | None, env: Mapping[str, str]) -> str:
+    name, text = ("--log-level", given) if given is not None else ("LOG_LEVEL", env.get("LOG_LEVEL") or "info")
+    level = text.lower()
+    level = {"warn": "warning", "silent": "critical", "none": "critical"}.get(level, level)
+    if level not in ("debug", "info", "warning", "error", "critical"):
+        raise ConfigError(f"{name}: expected debug, info, warning or error, got {text!r}")
+    return level
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
