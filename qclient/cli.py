@@ -176,8 +176,8 @@ def _print_summary(summary: Summary, data: str) -> None:
             error = failed.error.encode("ascii", "backslashreplace").decode()
             print(f"  {failed.name:30} {error}, {failed.attempts} attempts")
     print(f"the {len(summary.names)} most used names:")
-    for name, count in summary.names:
-        print(f"  {name:14} {count:9,}")
+    for used in summary.names:
+        print(f"  {used.name:14} {used.count:9,}")
     print("next: qcore demo --fresh, stopped half-way with Ctrl-C and run again; qcore demo --fresh --tcp")
 
 

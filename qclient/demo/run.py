@@ -52,6 +52,14 @@ class FailedFile:
     attempts: int
 
 
+@dataclass(frozen=True, slots=True)
+class NameCount:
+    """How often a name is used in all files together."""
+
+    name: str
+    count: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """How the demo ended. ``ran`` were finished by this run, ``kept`` by earlier ones."""
@@ -66,7 +74,7 @@ class Summary:
     retried: int
     seconds: float
     failed: list[FailedFile]
-    names: list[tuple[str, int]]
+    names: list[NameCount]
 
 
 def run_demo(options: DemoOptions, display: Display | None = None) -> Summary:
@@ -250,10 +258,10 @@ class MainJob:
             if job_id in dead
         ]
 
-    def _merge(self) -> list[tuple[str, int]]:
+    def _merge(self) -> list[NameCount]:
         """Add up what the engine kept of all runs."""
         names: collections.Counter[str] = collections.Counter()
         for job_id in self._files:
             if job_id not in self._failed:
                 names.update(self._queue.returnvalue(job_id))
-        return names.most_common(TOP)
+        return [NameCount(name, count) for name, count in names.most_common(TOP)]
