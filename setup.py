@@ -24,7 +24,7 @@ MODULES = [
     "qcore.wire.scan",
     "qcore.wire.writer",
     "qcore.wire.packing",
-    "qcore.wire.envelope",
+    "qcore.wire.plain",
     "qcore.engine.ids",
     "qcore.engine.job",
     "qcore.engine.engine",

@@ -132,9 +132,7 @@ class Channel:
         self._protocol = WorkerProtocol(self._owner)
         self._out.clear()
         if self.target.embedded:
-            pipe: Any = AsyncLocalPipe(
-                self.target, self._loop, self._received, self._lost_local
-            )
+            pipe: Any = AsyncLocalPipe(self.target, self._loop, self._received, self._lost_local)
         else:
             try:
                 _, pipe = await asyncio.wait_for(

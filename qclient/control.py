@@ -267,12 +267,7 @@ class Control:
         while pulls == 0 or (pulls == 1 and self._last_full):
             # What waits for an acknowledgement that is written already settles before
             # the engine comes to this pull: it goes out behind it on the same stream.
-            room = (
-                self.concurrency
-                + self.settings.prefetch
-                - (len(self.leased) - self._flying)
-                - self._asked
-            )
+            room = self.concurrency + self.settings.prefetch - (len(self.leased) - self._flying) - self._asked
             count = self._batch
             if room < count:
                 # A second, smaller pull would only break the width of the waves.
@@ -523,9 +518,7 @@ class Control:
             raw: tuple[tuple[str, bytes], ...] = ()
             if any(results):
                 self._gathered_bytes -= sum(len(r) for r in results if r is not None)
-                raw = (
-                    ("results", array_header(n) + b"".join([NIL if r is None else r for r in results])),
-                )
+                raw = (("results", array_header(n) + b"".join([NIL if r is None else r for r in results])),)
             fields: dict[str, object] = {
                 "ids": [job.id for job in jobs],
                 "tokens": [job.token for job in jobs],
@@ -614,10 +607,7 @@ class Control:
             self._settle_completed(jobs)
             return
         n = len(jobs)
-        if (
-            not isinstance(positions, list)
-            or not all(isinstance(i, int) and 0 <= i < n for i in positions)
-        ):
+        if not isinstance(positions, list) or not all(isinstance(i, int) and 0 <= i < n for i in positions):
             self._unconfirmed(jobs, StateError("the engine did not say which outcomes were applied", "ACKB"))
             return
         ignored = set(positions)

@@ -144,6 +144,9 @@ cdef class JobContext:
         self._deadline = time.monotonic() + self.timeout_ms / 1000.0
         return self.timeout_ms / 1000.0
 
+    def __reduce__(self):
+        raise TypeError("a JobContext cannot be pickled")
+
     def __repr__(self):
         return f"<JobContext {self.id!r} {self.name!r} attempt {self.attempt}>"
 
@@ -163,7 +166,7 @@ cdef str text(const unsigned char *s, Py_ssize_t n):
 cdef Py_ssize_t read_job(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                          object control, JobContext job) except -1:
     """Read one job map at ``pos`` into ``job``; return the position after it."""
-    cdef Py_ssize_t start = pos, n, k, at, i
+    cdef Py_ssize_t start = pos, n, k, at, _i
     cdef const unsigned char *s
     cdef double value
     cdef bint is_int
@@ -173,7 +176,7 @@ cdef Py_ssize_t read_job(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
         bad()
     job.control = control
     job.limit = 1
-    for i in range(n):
+    for _i in range(n):
         pos = c_str(p, pos, end, &s, &k)
         if pos < 0 or pos >= end:
             bad()
@@ -226,14 +229,14 @@ cdef Py_ssize_t read_job(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
 
 cdef Py_ssize_t read_jobs(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                           object control, dict reply) except -1:
-    cdef Py_ssize_t n, i
+    cdef Py_ssize_t n, _i
     cdef JobContext job
     cdef list jobs
     pos = c_array(p, pos, end, &n)
     if pos < 0:
         bad()
     jobs = []
-    for i in range(n):
+    for _i in range(n):
         job = JobContext.__new__(JobContext)
         pos = read_job(p, pos, end, control, job)
         jobs.append(job)
@@ -272,7 +275,7 @@ def read_reply(bytes frames not None, Py_ssize_t at, Py_ssize_t end, object cont
     Raises ``ProtocolError`` when the bytes are not one map. One pass over the bytes.
     """
     cdef const unsigned char *p = <const unsigned char *> PyBytes_AS_STRING(frames)
-    cdef Py_ssize_t n, i, k, pos, start
+    cdef Py_ssize_t n, _i, k, pos, start
     cdef const unsigned char *s
     cdef uint32_t notes = 0
     cdef dict reply = {}
@@ -282,7 +285,7 @@ def read_reply(bytes frames not None, Py_ssize_t at, Py_ssize_t end, object cont
     pos = c_map(p, at, end, &n)
     if pos < 0:
         bad()
-    for i in range(n):
+    for _i in range(n):
         pos = c_str(p, pos, end, &s, &k)
         if pos < 0 or pos >= end:
             bad()

@@ -175,12 +175,10 @@ class AsyncLocalPipe:
 
     def _pump(self) -> None:
         self._scheduled = False
+        while not self._closed and (data := self._session.take()):
+            self._on_data(data)
         if self._closed:
             return
-        while data := self._session.take():
-            self._on_data(data)
-            if self._closed:
-                return
         if self._session.closing or self._engine.broker.closed:
             self._on_lost(ConnectionLost("the engine closed the session", maybe_applied=True))
 

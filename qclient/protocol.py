@@ -46,11 +46,6 @@ def map_body(fields: Mapping[str, object]) -> bytes:
     return packed[1 if n < 16 else 3 if n < 0x10000 else 5 :]
 
 
-def str_value(text: str) -> bytes:
-    """One packed string."""
-    return _pack(text)  # type: ignore[no-any-return]
-
-
 class ClientProtocol:
     """State of one connection: request ids, unanswered requests, the partial frame.
 

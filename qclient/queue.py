@@ -13,7 +13,7 @@ from qclient.client import Client
 from qclient.codec import NIL, pack_payload
 from qclient.job import Job, moment
 from qclient.options import JobOptions, to_wire
-from qclient.protocol import array_header, map_body, map_header, str_value
+from qclient.protocol import array_header, map_body, map_header
 from qclient.url import resolve
 from qclient.values import Counts, JobState, job_state
 from qcore.errors import ConfigError, NotFoundError, SerializationError
@@ -158,9 +158,7 @@ class Queue:
                     break
                 stop += 1
             raw = array_header(stop - start) + b"".join(packed[start:stop])
-            reply = self.client.call(
-                "PUSHB", {"queue": self.name}, (("jobs", raw),), repeatable=ids_given
-            )
+            reply = self.client.call("PUSHB", {"queue": self.name}, (("jobs", raw),), repeatable=ids_given)
             out.extend(Job(self.client, self.name, job_id) for job_id in reply["ids"])
             start = stop
         return out

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from qclient.delivery import JobContext
 from qclient.control import Control
+from qclient.delivery import JobContext
 from qclient.durations import Duration, to_seconds
 from qclient.options import suggestion
 from qclient.queue import Queue, queue_name
@@ -182,6 +182,9 @@ class Worker:
 
     # ------------------------------------------------------------ life cycle
 
+    def _asked_to_close(self) -> bool:
+        return self._closed
+
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         control = Control(
@@ -200,14 +203,14 @@ class Worker:
             control.paused = True
         self._control = control
         try:
-            if self._closed:
+            if self._asked_to_close():
                 return
             await control.start()
         except BaseException:
             control.channel.close()
             raise
         self._started.set()
-        if self._closed and self._closing is None:
+        if self._asked_to_close():
             self._begin_close()
         try:
             await control.finished.wait()
@@ -289,14 +292,15 @@ class Worker:
 
         Returns how many jobs had to be abandoned.
         """
-        previous: dict[int, Any] = {}
+        previous: dict[signal.Signals, Any] = {}
         if self._settings.handle_signals and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 previous[number] = signal.signal(number, self._on_signal)
         try:
-            if self._closed:
+            try:
+                self.start()
+            except ClosedError:
                 return 0
-            self.start()
             while not self._ended.wait(3600):
                 pass
             assert self._thread is not None
@@ -332,6 +336,8 @@ class Worker:
                 return
         control = self._control
         if control is None:
+            if self._thread is not None:
+                self._ended.wait()
             return
         control.call_soon(self._begin_close)
         here = threading.current_thread()

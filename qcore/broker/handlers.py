@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qcore.errors import CommandError, LeaseError, QError
+from qcore.errors import CommandError, LeaseError, ProtocolError, QError
 from qcore.limits import (
     DEFAULT_ATTEMPTS,
     DEFAULT_BACKOFF_MS,
@@ -22,7 +22,7 @@ from qcore.limits import (
 )
 from qcore.wire import commands
 from qcore.wire.commands import Command
-from qcore.wire.envelope import BadEnvelope, decode
+from qcore.wire.packing import take_name, unpack_request
 from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def refuse_frame(frame: bytes, text: str) -> Reply:
     """The error for a frame that is not run; its request id is echoed if it is a text."""
     reply: Reply = {"ok": False, "error": text}
     try:
-        request = decode(frame)
-    except BadEnvelope:
+        request = unpack_request(frame)
+    except ProtocolError:
         return reply
     if isinstance(request, dict) and isinstance(request.get("reqId"), str):
         reply["reqId"] = request["reqId"]
@@ -71,8 +71,8 @@ def refuse_frame(frame: bytes, text: str) -> Reply:
 def handle(session: Session, frame: bytes) -> int:
     """Serve one frame. Every frame gets exactly one reply, now or later."""
     try:
-        request = decode(frame)
-    except BadEnvelope:
+        request = unpack_request(frame)
+    except ProtocolError:
         return session.reply({"ok": False, "error": "Invalid command format"})
     if request is None:
         return session.reply({"ok": False, "error": "Invalid command format"})
@@ -171,10 +171,8 @@ def _ping(answer: Answer, fields: Fields) -> Reply:
 
 def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
-    options = dict(fields)
-    options["customId"] = options.pop("jobId", None)
-    _admissible(session, [options])
-    outcome = session.add(fields["queue"], [admission(options)])
+    _admissible(session, [fields])
+    outcome = session.add(fields["queue"], [admission(fields)])
     _hold_add(answer, outcome.how)
     return {"id": outcome.ids[0]}
 
@@ -236,8 +234,14 @@ def admission(options: Fields) -> dict[str, Any]:
     if lines != DEFAULT_STACK_LINES:
         extra["stackTraceLimit"] = lines
     data = options.get("data")
+    name = options.get("name")
+    if name is None:
+        # Clients of protocol 2 put the name into the data.
+        split = take_name(data) if isinstance(data, Packed) else None
+        name, data = split if split is not None else ("default", data)
+        name = commands.job_name(name)
     return {
-        "name": options.get("name", "default"),
+        "name": name,
         "data": data.data if isinstance(data, Packed) else None,
         "job_id": options.get("customId"),
         "priority": float(options.get("priority", 0)),

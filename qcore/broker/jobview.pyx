@@ -14,7 +14,7 @@ from qcore.engine.job cimport (
     ACTIVE, COMPLETED, F_CUSTOM_ID, F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED,
     NOTE_INT64, NOTE_TYPED, Blob, Job, Run, blob_bytes,
 )
-from qcore.wire.envelope cimport c_plain
+from qcore.wire.plain cimport c_plain
 from qcore.wire.writer cimport Writer
 
 import msgpack

@@ -13,7 +13,6 @@ type code and item size, such as ``<d8``; of ``n`` and ``s`` the numpy type
 string, such as ``>i8``, or the list of fields of a structured type.
 """
 
-cimport cython
 from cpython.buffer cimport (
     PyBUF_FULL_RO,
     PyBuffer_IsContiguous,
@@ -21,12 +20,12 @@ from cpython.buffer cimport (
     PyBuffer_ToContiguous,
     PyObject_GetBuffer,
 )
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next, PyDict_SetItem, PyDict_Size
-from cpython.list cimport PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -41,8 +40,10 @@ from qcore.wire.scan cimport (
     c_load16,
     c_load32,
     c_load64,
+    c_map,
     c_raise,
     c_skip,
+    c_str,
 )
 from qcore.wire.writer cimport Packed, Writer, c_packed, c_store16, c_store32, c_store64
 
@@ -54,7 +55,7 @@ from array import array
 from datetime import datetime, timedelta, timezone
 
 from qcore.errors import ProtocolError, SerializationError
-from qcore.limits import MAX_FRAME_BYTES
+from qcore.limits import MAX_FRAME_BYTES as _MAX_FRAME_BYTES
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object o, int *overflow) except? -1
@@ -78,9 +79,10 @@ cdef extern from "Python.h":
 cdef enum:
     CACHED_KEYS = 512  # a power of two
     CACHED_KEY_BYTES = 32  # longer keys are not kept
+    SPARE_BYTES = 1 << 22  # largest buffer kept between calls of pack
     ENVELOPE_VALUES = 4000000  # values one request may hold outside its payloads
 
-cdef Py_ssize_t MAX_BYTES = MAX_FRAME_BYTES
+cdef Py_ssize_t MAX_BYTES = _MAX_FRAME_BYTES
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object UTC = timezone.utc
 cdef str ORDER = "<" if sys.byteorder == "little" else ">"
@@ -88,7 +90,7 @@ cdef str ORDER = "<" if sys.byteorder == "little" else ">"
 # Code and size of the formats that memoryview.cast and array.array know.
 cdef object FORMAT = re.compile(r"([<>|])([a-zA-Z?])([1-9][0-9]?)")
 cdef object DTYPE = re.compile(r"[<>|][a-zA-Z][0-9]{0,9}(\[[0-9]*[a-zA-Z]+\])?")
-cdef str CAST_CODES = "bBhHiIlLqQnNfd?ec"
+cdef str CAST_CODES = "bBhHiIlLqQnNfd?c"
 # Codes that hold the same numbers, for peers whose C types have other sizes.
 cdef dict ALIKE = {
     **dict.fromkeys("bhilqn", "bhilq"),
@@ -97,7 +99,6 @@ cdef dict ALIKE = {
     "d": "fd",
     "?": "?",
     "c": "c",
-    "e": "e",
     "u": "uw",
     "w": "uw",
 }
@@ -268,7 +269,7 @@ cdef int pack_view(Writer w, object o, bint typed) except -1:
         return pack_elements(w, o, None)
     code = format[1:] if format[0] == "@" else format
     if len(code) != 1 or code not in CAST_CODES:
-        raise SerializationError(f"a memoryview of format {format!r} would not survive; send its bytes instead")
+        raise SerializationError(f"a memoryview of format {format!r} would not survive; send its bytes")
     if o.ndim != 1 and 0 in o.shape:
         raise SerializationError("an empty memoryview of several dimensions would not survive")
     return pack_elements(w, o, typed_header("v", f"{ORDER}{code}{o.itemsize}", o.shape))
@@ -469,8 +470,19 @@ cdef int pack_value(Writer w, object o, int depth, bint typed, bint int64) excep
     return pack_other(w, o, depth, typed, int64)
 
 
-# One buffer is kept for the next call, so that a small value costs no allocation.
-cdef Writer SPARE = Writer()
+# One buffer is kept for the next call: a small value then costs no allocation, and
+# a large one no fresh pages, which cost more than the copying.
+cdef Writer SPARE = None
+
+
+cdef Writer spare_writer():
+    global SPARE
+    cdef Writer w = SPARE
+    if w is None:
+        w = Writer()
+        w.keep = SPARE_BYTES
+    SPARE = None
+    return w
 
 
 def pack(value, *, bint typed=False, bint int64=True):
@@ -484,10 +496,7 @@ def pack(value, *, bint typed=False, bint int64=True):
     deeper than 512 levels.
     """
     global SPARE
-    cdef Writer w = SPARE
-    SPARE = None
-    if w is None:
-        w = Writer()
+    cdef Writer w = spare_writer()
     try:
         pack_value(w, value, 0, typed, int64)
         if w.n > MAX_BYTES:
@@ -501,11 +510,8 @@ def pack(value, *, bint typed=False, bint int64=True):
 def pack_frame(value, *, bint typed=False, bint int64=True):
     """Return ``value`` packed as by :func:`pack`, behind its 4-byte big-endian length."""
     global SPARE
-    cdef Writer w = SPARE
+    cdef Writer w = spare_writer()
     cdef Py_ssize_t at
-    SPARE = None
-    if w is None:
-        w = Writer()
     try:
         at = w.c_open()
         pack_value(w, value, 0, typed, int64)
@@ -520,6 +526,11 @@ def pack_frame(value, *, bint typed=False, bint int64=True):
 
 # --- reading ---------------------------------------------------------------------------------
 
+cdef enum Opens:
+    ALL = 0
+    REQUEST = 1  # not the payloads of a request, and no extensions
+    REPLY = 2  # not the payloads of a reply
+
 cdef struct Cursor:
     const unsigned char *p
     Py_ssize_t pos
@@ -527,7 +538,7 @@ cdef struct Cursor:
     Py_ssize_t budget  # values that may still be built
     bint typed
     bint int_keys
-    bint envelope
+    int opens  # which parts are built: Opens
 
 cdef object UNDEFINED = object()
 
@@ -591,8 +602,12 @@ cdef object read_typed(Cursor *c, Py_ssize_t start, Py_ssize_t n):
     inner.pos = start
     inner.end = start + n
     # No extension inside the header, so that they cannot nest.
-    inner.envelope = True
-    head = read_value(&inner, 0)
+    inner.opens = REQUEST
+    inner.budget = 512
+    try:
+        head = read_value(&inner, 0)
+    except (ProtocolError, UnicodeDecodeError):
+        raise ProtocolError("the header of a typed buffer is malformed") from None
     n = inner.end - inner.pos
     if not (isinstance(head, list) and len(head) == 3 and isinstance(head[0], str)
             and isinstance(head[1], (str, list)) and isinstance(head[2], list)
@@ -606,14 +621,16 @@ cdef object read_typed(Cursor *c, Py_ssize_t start, Py_ssize_t n):
             import numpy as np
         except ImportError:
             raise SerializationError("reading this value needs numpy") from None
-        return read_numpy(np, kind, format, shape, PyByteArray_FromStringAndSize(<const char *> c.p + inner.pos, n))
+        items = PyByteArray_FromStringAndSize(<const char *> c.p + inner.pos, n)
+        return read_numpy(np, kind, format, shape, items)
     match = FORMAT.fullmatch(format) if isinstance(format, str) else None
     if match is None or kind not in ("v", "a"):
         raise ProtocolError("a typed buffer has an unknown element type")
     order, code, size = match.groups()
     if n != math.prod(shape) * int(size):
         raise ProtocolError("a typed buffer has another length than its shape says")
-    return read_elements(kind, order, code, int(size), shape, PyBytes_FromStringAndSize(<const char *> c.p + inner.pos, n))
+    items = PyBytes_FromStringAndSize(<const char *> c.p + inner.pos, n)
+    return read_elements(kind, order, code, int(size), shape, items)
 
 
 cdef object read_numpy(object np, str kind, object format, list shape, bytearray data):
@@ -688,7 +705,7 @@ cdef object read_ext(Cursor *c, Py_ssize_t n):
     c.pos = start + n
     if code == EXT_UNDEFINED:
         return UNDEFINED
-    if not c.envelope:
+    if c.opens != REQUEST:
         if code == EXT_TIMESTAMP:
             return read_timestamp(c.p + start, n)
         if code == EXT_TYPED:
@@ -698,7 +715,7 @@ cdef object read_ext(Cursor *c, Py_ssize_t n):
 
 cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
     cdef list out
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef object item
     if depth == SCAN_MAX_NESTING:
         c_raise(SCAN_DEEP)
@@ -706,7 +723,7 @@ cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
         c_raise(SCAN_TRUNCATED)
     # Appended rather than filled in: a list with empty slots must not be seen by the collector.
     out = []
-    for i in range(n):
+    for _i in range(n):
         item = read_value(c, depth + 1)
         out.append(None if item is UNDEFINED else item)
     return out
@@ -714,18 +731,18 @@ cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
 
 cdef object read_map(Cursor *c, Py_ssize_t n, int depth):
     cdef dict out
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef object key, item
     if depth == SCAN_MAX_NESTING:
         c_raise(SCAN_DEEP)
     if n > (c.end - c.pos) // 2:
         c_raise(SCAN_TRUNCATED)
     out = {}
-    for i in range(n):
+    for _i in range(n):
         key = read_key(c)
-        if c.envelope and is_payload(key, depth):
-            item = read_packed(c, depth + 1)
-        elif c.envelope and depth == 0 and key == "results":
+        if c.opens != ALL and is_payload(c.opens, key, depth):
+            item = read_packed(c)
+        elif c.opens == REQUEST and depth == 0 and key == "results":
             item = read_results(c)
         else:
             item = read_value(c, depth + 1)
@@ -765,14 +782,17 @@ cdef inline Py_ssize_t read_size(const unsigned char *p, Py_ssize_t head) noexce
     return p[0] if head == 1 else c_load16(p) if head == 2 else <Py_ssize_t> c_load32(p)
 
 
-cdef bint is_payload(object key, int depth) except -1:
-    # Of a request: data and result of one job; of a batch: data of each job in it.
-    if depth == 0:
-        return key == "data" or key == "result"
-    return depth == 2 and key == "data"
+cdef bint is_payload(int opens, object key, int depth) except -1:
+    if opens == REQUEST:
+        # data and result of one job; in a batch, data of each job.
+        if depth == 0:
+            return key == "data" or key == "result"
+        return depth == 2 and key == "data"
+    # At the top of a reply, data is a wrapper; further down it belongs to a job.
+    return key == "result" or (depth > 0 and (key == "data" or key == "returnvalue"))
 
 
-cdef object read_packed(Cursor *c, int depth):
+cdef object read_packed(Cursor *c):
     cdef uint32_t notes = 0
     cdef Py_ssize_t after = c_skip(c.p, c.pos, c.end, &notes)
     cdef Py_ssize_t start = c.pos
@@ -788,7 +808,7 @@ cdef object read_packed(Cursor *c, int depth):
 
 cdef object read_results(Cursor *c):
     cdef unsigned char b
-    cdef Py_ssize_t n, i
+    cdef Py_ssize_t n, head, _i
     cdef object item
     cdef list out
     if c.pos >= c.end:
@@ -798,18 +818,18 @@ cdef object read_results(Cursor *c):
         n = b & 0x0F
         c.pos += 1
     elif b == 0xDC or b == 0xDD:
-        i = 2 if b == 0xDC else 4
-        if c.end - c.pos - 1 < i:
+        head = 2 if b == 0xDC else 4
+        if c.end - c.pos - 1 < head:
             c_raise(SCAN_TRUNCATED)
-        n = read_size(c.p + c.pos + 1, i)
-        c.pos += 1 + i
+        n = read_size(c.p + c.pos + 1, head)
+        c.pos += 1 + head
     else:
         return read_value(c, 1)
     if n > c.end - c.pos:
         c_raise(SCAN_TRUNCATED)
     out = []
-    for i in range(n):
-        item = read_packed(c, 2)
+    for _i in range(n):
+        item = read_packed(c)
         out.append(None if item is UNDEFINED else item)
     return out
 
@@ -948,7 +968,7 @@ def unpack(data, *, bint typed=True, bint int_keys=False):
     c.budget = (<Py_ssize_t> 1) << 62
     c.typed = typed
     c.int_keys = int_keys
-    c.envelope = False
+    c.opens = ALL
     return read_whole(data, &c)
 
 
@@ -965,5 +985,61 @@ def unpack_request(data):
     c.budget = ENVELOPE_VALUES
     c.typed = False
     c.int_keys = False
-    c.envelope = True
+    c.opens = REQUEST
     return read_whole(data, &c)
+
+
+def unpack_reply(data):
+    """Return a reply or an event with its payloads unopened.
+
+    ``result`` anywhere, and below the top ``data`` and ``returnvalue``, become
+    :class:`Packed`, checked but not built: a payload that has no counterpart here
+    spoils its own job and not the batch it came with. O(size). Raises ProtocolError.
+    """
+    cdef Cursor c
+    c.budget = (<Py_ssize_t> 1) << 62
+    c.typed = False
+    c.int_keys = False
+    c.opens = REPLY
+    return read_whole(data, &c)
+
+
+def take_name(Packed data not None):
+    """Split the job name off a payload of an older client, which put it into the data.
+
+    Returns ``(name, data without it)`` when the payload is a map with a text under
+    ``name``, else None. The name is not checked. O(size) without building values.
+    """
+    cdef const unsigned char *p = <const unsigned char *> PyBytes_AS_STRING(data.data)
+    cdef const unsigned char *s = NULL
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(data.data)
+    cdef Py_ssize_t n = 0, size = 0, count = 0, pos, start, value
+    cdef uint32_t notes = 0
+    cdef object name = None
+    cdef Writer w
+    pos = c_map(p, 0, end, &n)
+    if pos < 0:
+        return None
+    w = Writer()
+    for _i in range(n):
+        start = pos
+        value = c_str(p, pos, end, &s, &size)
+        if value < 0:
+            value = c_skip(p, pos, end, &notes)
+            size = -1
+        pos = c_skip(p, value, end, &notes)
+        if value < 0 or pos < 0:
+            c_raise(pos if value >= 0 else value)
+        if size == 4 and memcmp(s, b"name", 4) == 0:
+            if c_str(p, value, end, &s, &size) < 0:
+                return None
+            name = PyUnicode_DecodeUTF8(<const char *> s, size, NULL)
+        else:
+            count += 1
+            w.c_raw(p + start, pos - start)
+    if name is None:
+        return None
+    rest = w.take()
+    w.c_map(count)
+    w.c_raw(PyBytes_AS_STRING(rest), PyBytes_GET_SIZE(rest))
+    return name, c_packed(w.take())

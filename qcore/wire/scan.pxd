@@ -40,3 +40,17 @@ cdef inline uint32_t c_load32(const unsigned char *p) noexcept nogil:
 
 cdef inline uint64_t c_load64(const unsigned char *p) noexcept nogil:
     return (<uint64_t> c_load32(p) << 32) | c_load32(p + 4)
+
+
+cdef class FrameBuffer:
+    cdef unsigned char *p
+    cdef Py_ssize_t start  # first byte not handed out yet
+    cdef Py_ssize_t stop  # one past the last byte received
+    cdef Py_ssize_t cap
+    cdef Py_ssize_t limit  # longest body let through, in bytes
+    cdef Py_ssize_t refused  # length of the frame that was too large, or -1
+
+    cdef int c_room(self, Py_ssize_t n) except -1
+    cdef int c_feed(self, const unsigned char *data, Py_ssize_t n) except -1
+    # Length of the next whole frame, or -1; `body` is good until the next c_feed.
+    cdef Py_ssize_t c_next(self, const unsigned char **body) except -2

@@ -1,5 +1,23 @@
 from __future__ import annotations
 
+from typing import final
+
 from typing_extensions import Buffer
 
+from qcore.errors import ProtocolError
+
+class FrameTooLarge(ProtocolError):
+    length: int
+    def __init__(self, length: int, limit: int) -> None: ...
+
 def skip(data: Buffer, pos: int = 0) -> tuple[int, int]: ...
+
+@final
+class FrameBuffer:
+    def __new__(cls, limit: int = 67_108_864) -> FrameBuffer: ...
+    def feed(self, data: Buffer) -> None: ...
+    def next(self) -> bytes | None: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...

@@ -1,15 +1,34 @@
 """Step over MessagePack values without building objects.
 
 The scanner validates while it walks: lengths, nesting, UTF-8 and extension
-types. Values that pass can be spliced into another frame as they came.
+types. Values that pass can be spliced into another frame as they came. The frame
+buffer cuts a byte stream into frames: four bytes of big-endian length, then as
+many bytes of body.
 """
 
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memmove
 
 from qcore.wire.packing cimport EXT_TIMESTAMP, EXT_TYPED, EXT_UNDEFINED
 
 from qcore.errors import ProtocolError
+from qcore.limits import MAX_FRAME_BYTES as _MAX_FRAME_BYTES
+
+cdef enum:
+    FIRST_BYTES = 4096
+    # An emptied buffer larger than this is given back.
+    KEEP_BYTES = 1 << 18
+
+
+class FrameTooLarge(ProtocolError):
+    """A peer announced a frame longer than the limit; ``length`` is what it announced."""
+
+    def __init__(self, length, limit):
+        super().__init__(f"Frame too large: {length} bytes exceeds maximum {limit}")
+        self.length = length
 
 
 cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil:
@@ -45,7 +64,9 @@ cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil:
                 return False
             i += 3
         elif c < 0xF5:
-            if i + 3 >= n or (d & 0xC0) != 0x80 or (s[i + 2] & 0xC0) != 0x80 or (s[i + 3] & 0xC0) != 0x80:
+            if i + 3 >= n or (d & 0xC0) != 0x80:
+                return False
+            if (s[i + 2] & 0xC0) != 0x80 or (s[i + 3] & 0xC0) != 0x80:
                 return False
             if (c == 0xF0 and d < 0x90) or (c == 0xF4 and d > 0x8F):
                 return False
@@ -55,7 +76,8 @@ cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil:
     return True
 
 
-cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t code, uint32_t *notes) noexcept nogil:
+cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t code,
+                             uint32_t *notes) noexcept nogil:
     """0 when the extension is one that may travel, else SCAN_EXT."""
     if code == EXT_UNDEFINED:
         notes[0] |= NOTE_UNDEFINED
@@ -75,7 +97,8 @@ cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t cod
     return SCAN_EXT
 
 
-cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil:
+cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                       uint32_t *notes) noexcept nogil:
     cdef uint64_t stack[SCAN_MAX_NESTING]  # values still to come, per open container
     cdef uint64_t left = 1, count, n
     cdef int depth = 0, head
@@ -346,7 +369,7 @@ cdef int c_raise(Py_ssize_t error) except -1:
     raise ProtocolError("a value has another type than expected")
 
 
-def skip(const unsigned char[::1] data not None, Py_ssize_t pos=0):
+def skip(data not None, Py_ssize_t pos=0):
     """Step over the value at ``pos`` and return ``(position after it, notes)``.
 
     ``notes`` is a sum of 1 (64-bit integer form), 2 (typed buffer) and 4
@@ -354,11 +377,134 @@ def skip(const unsigned char[::1] data not None, Py_ssize_t pos=0):
     allocation. Raises ProtocolError for bytes that are no valid value.
     """
     cdef uint32_t notes = 0
-    cdef Py_ssize_t after
-    cdef Py_ssize_t end = data.shape[0]
+    cdef Py_ssize_t after, end
+    cdef const unsigned char[::1] view
+    cdef const unsigned char *p = NULL
+    if isinstance(data, bytes):
+        p = <const unsigned char *> PyBytes_AS_STRING(data)
+        end = PyBytes_GET_SIZE(data)
+    else:
+        view = data
+        end = view.shape[0]
+        if end:
+            p = &view[0]
     if pos < 0 or pos >= end:
         c_raise(SCAN_TRUNCATED)
-    after = c_skip(&data[0], pos, end, &notes)
+    after = c_skip(p, pos, end, &notes)
     if after < 0:
         c_raise(after)
     return after, notes
+
+
+@cython.final
+cdef class FrameBuffer:
+    """Cut a byte stream, fed in slices of any size, into frames.
+
+    ``limit`` is the longest body in bytes that is let through. Holds the bytes fed
+    and not yet handed out, at most twice over, and allocates for what came, never
+    for what a length announces. Linear time however the stream is sliced. Not
+    thread-safe.
+    """
+
+    def __cinit__(self, Py_ssize_t limit=_MAX_FRAME_BYTES):
+        self.p = NULL
+        self.start = 0
+        self.stop = 0
+        self.cap = 0
+        self.limit = limit
+        self.refused = -1
+
+    def __dealloc__(self):
+        PyMem_Free(self.p)
+
+    cdef int c_room(self, Py_ssize_t n) except -1:
+        cdef Py_ssize_t cap = self.cap if self.cap else FIRST_BYTES
+        cdef Py_ssize_t held = self.stop - self.start
+        cdef unsigned char *p
+        # Moving down pays only when at least half of the buffer was handed out;
+        # otherwise a consumer that lags behind would make it quadratic.
+        if self.p != NULL and self.start >= held and held + n <= self.cap:
+            memmove(self.p, self.p + self.start, held)
+        else:
+            if n > (<Py_ssize_t> ((<size_t> -1) >> 2)) - self.stop:
+                raise MemoryError()
+            while cap < held + n or (cap == self.cap and self.start < held):
+                cap *= 2
+            p = <unsigned char *> PyMem_Malloc(cap)
+            if p == NULL:
+                raise MemoryError()
+            if held:
+                memcpy(p, self.p + self.start, held)
+            PyMem_Free(self.p)
+            self.p = p
+            self.cap = cap
+        self.start = 0
+        self.stop = held
+        return 0
+
+    cdef int c_feed(self, const unsigned char *data, Py_ssize_t n) except -1:
+        if self.refused >= 0 or n == 0:
+            return 0
+        if self.start == self.stop:
+            self.start = 0
+            self.stop = 0
+            if self.cap > KEEP_BYTES:
+                PyMem_Free(self.p)
+                self.p = NULL
+                self.cap = 0
+        if n > self.cap - self.stop:
+            self.c_room(n)
+        memcpy(self.p + self.stop, data, n)
+        self.stop += n
+        return 0
+
+    cdef Py_ssize_t c_next(self, const unsigned char **body) except -2:
+        cdef Py_ssize_t held = self.stop - self.start
+        cdef Py_ssize_t n
+        if self.refused >= 0:
+            raise FrameTooLarge(self.refused, self.limit)
+        if held < 4:
+            return -1
+        n = c_load32(self.p + self.start)
+        if n > self.limit:
+            # What follows cannot be told apart any more, so nothing of it is kept.
+            self.refused = n
+            self.start = 0
+            self.stop = 0
+            self.cap = 0
+            PyMem_Free(self.p)
+            self.p = NULL
+            raise FrameTooLarge(n, self.limit)
+        if held - 4 < n:
+            return -1
+        body[0] = self.p + self.start + 4
+        self.start += 4 + n
+        return n
+
+    def feed(self, data not None):
+        """Take a slice of the stream; after a frame that was too large it is dropped."""
+        cdef const unsigned char[::1] view
+        if isinstance(data, bytes):
+            self.c_feed(<const unsigned char *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+            return
+        view = data
+        if view.shape[0]:
+            self.c_feed(&view[0], view.shape[0])
+
+    def next(self):
+        """Return the body of the next whole frame, or None; FrameTooLarge as soon as its length is known."""
+        cdef const unsigned char *body = NULL
+        cdef Py_ssize_t n = self.c_next(&body)
+        if n < 0:
+            return None
+        return PyBytes_FromStringAndSize(<const char *> body, n)
+
+    @property
+    def pending(self):
+        """Bytes received and not handed out."""
+        return self.stop - self.start
+
+    @property
+    def nbytes(self):
+        """Bytes of memory held for the stream."""
+        return self.cap

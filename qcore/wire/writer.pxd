@@ -13,6 +13,7 @@ cdef class Writer:
     cdef unsigned char *p
     cdef Py_ssize_t n  # bytes written
     cdef Py_ssize_t cap  # bytes allocated
+    cdef Py_ssize_t keep  # an emptied buffer larger than this is given back
 
     cdef int c_grow(self, Py_ssize_t k) except -1
     cdef inline int c_need(self, Py_ssize_t k) except -1:
@@ -37,7 +38,7 @@ cdef class Writer:
     # A plain Python value, or a Packed as it is. Nothing stays behind after an error.
     cdef int c_value(self, object o) except -1
     cdef int c_put(self, object o, int depth) except -1
-    cdef int c_text(self, str s) except -1
+    cdef int c_text(self, object s) except -1
 
 
 cdef inline void c_store16(unsigned char *p, unsigned int v) noexcept nogil:

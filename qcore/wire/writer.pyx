@@ -21,7 +21,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     FIRST_BYTES = 256
-    # A buffer that held more than this is given back when it is emptied.
     KEEP_BYTES = 1 << 18
 
 
@@ -81,6 +80,7 @@ cdef class Writer:
             raise MemoryError()
         self.cap = FIRST_BYTES
         self.n = 0
+        self.keep = KEEP_BYTES
 
     def __dealloc__(self):
         PyMem_Free(self.p)
@@ -263,7 +263,7 @@ cdef class Writer:
         c_store32(self.p + at - 4, size)
         return 0
 
-    cdef int c_text(self, str s) except -1:
+    cdef int c_text(self, object s) except -1:
         cdef Py_ssize_t k
         cdef const char *utf8
         try:
@@ -359,7 +359,7 @@ cdef class Writer:
         """Empty the buffer; a large one gives its memory back."""
         cdef unsigned char *p
         self.n = 0
-        if self.cap > KEEP_BYTES:
+        if self.cap > self.keep:
             p = <unsigned char *> PyMem_Realloc(self.p, FIRST_BYTES)
             if p != NULL:
                 self.p = p

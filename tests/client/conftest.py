@@ -72,9 +72,10 @@ def proxy(tcp_url: str) -> Iterator[Proxy]:
 
 
 class Proxy:
-    """Forwards bytes both ways, records commands, breaks and freezes connections; ``on_request(command)`` may return ``"cut"``.
+    """Forwards bytes both ways, records commands, breaks and freezes connections.
 
-    ``cut`` forwards the request and closes both sides before the reply.
+    ``on_request(command)`` may return ``"cut"``, which forwards the request and
+    closes both sides before the reply.
     """
 
     def __init__(self, url: str) -> None:
@@ -106,6 +107,8 @@ class Proxy:
             except OSError:
                 near.close()
                 continue
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets |= {near, far}
             self._spawn(self._upstream, near, far)
             self._spawn(self._downstream, near, far)

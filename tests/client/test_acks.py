@@ -33,15 +33,11 @@ async def nothing(job: JobContext) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 2, 4, 10])
 @pytest.mark.parametrize("batch_size", [1, 2, 10, 20])
-def test_widths_are_exact(
-    proxy: Any, tcp_url: str, name: str, concurrency: int, batch_size: int
-) -> None:
+def test_widths_are_exact(proxy: Any, tcp_url: str, name: str, concurrency: int, batch_size: int) -> None:
     n = 201
     with Queue(name, tcp_url) as queue:
         queue.add_bulk(("n",) for _ in range(n))
-        stats = drain(
-            name, proxy.url, n, nothing, concurrency=concurrency, batch_size=batch_size, **NEVER
-        )
+        stats = drain(name, proxy.url, n, nothing, concurrency=concurrency, batch_size=batch_size, **NEVER)
         assert queue.counts() == Counts(completed=n)
     widths = [len(frame["ids"]) for frame in proxy.commands("ACKB")]
     wide = min(concurrency, batch_size)

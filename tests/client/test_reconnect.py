@@ -66,9 +66,7 @@ def test_reads_are_repeated(proxy: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["PULLB", "ACKB", "FAIL", "RegisterWorker", "JobHeartbeatB"])
-def test_no_job_is_lost_and_none_completed_twice(
-    proxy: Any, tcp_url: str, name: str, command: str
-) -> None:
+def test_no_job_is_lost_and_none_completed_twice(proxy: Any, tcp_url: str, name: str, command: str) -> None:
     completed: list[str] = []
     lock = threading.Lock()
 

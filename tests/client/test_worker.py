@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -54,9 +55,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def test_every_job_runs_once(
-    engine_url: str, name: str, kind: Callable[[Processor], Processor]
-) -> None:
+def test_every_job_runs_once(engine_url: str, name: str, kind: Callable[[Processor], Processor]) -> None:
     ran: list[int] = []
     with Queue(name, engine_url) as queue:
         queue.add_bulk(("n", i) for i in range(500))
@@ -123,7 +122,7 @@ def test_processors_steer_their_job(
         for job_name, counted in (("retry", 1), ("retry-later", 1), ("delay", 0), ("limit", 0)):
             assert queue.add(job_name, backoff=far, attempts=3).result(timeout=20) == job_name
             assert seen[job_name] == [0, counted], job_name
-        with pytest.raises(JobFailedError, match="^give up$"):
+        with pytest.raises(JobFailedError, match=r"^give up$"):
             queue.add("never", attempts=9, backoff=far).result(timeout=20)
         assert seen["never"] == [0]
 
@@ -211,7 +210,7 @@ def test_results_that_cannot_be_stored_fail_their_job(
         Worker(name, kind(lambda job: make() if job.name == "bad" else 1), engine_url, concurrency=2),
     ):
         bad = queue.add("bad", attempts=2, backoff=0)
-        with pytest.raises(JobFailedError, match="^result cannot be stored: ") as info:
+        with pytest.raises(JobFailedError, match=r"^result cannot be stored: ") as info:
             bad.result(timeout=20)
         assert info.value.attempts == 2
         assert queue.add("n").result(timeout=20) == 1
@@ -542,3 +541,37 @@ print("leaving", flush=True)
     assert done.stdout == "leaving\n"
     assert "destroyed" not in done.stderr
     assert done.returncode == 0, done.stderr
+
+
+SIGNALLED = """
+import sys
+from qclient import Worker
+worker = Worker({name!r}, lambda job: job.data, {url!r}, concurrency=4)
+worker.once("active", lambda job: print("active", flush=True))
+sys.exit(worker.run())
+"""
+
+
+@pytest.mark.parametrize("pause", [0, 0.0005, 0.002, 0.01])
+def test_a_signal_at_any_moment_loses_nothing(tcp_url: str, name: str, pause: float) -> None:
+    """C043: every job ends once, whatever the signal interrupts."""
+    n = 400
+    with Queue(name, tcp_url) as queue:
+        queue.add_bulk(("n", i) for i in range(n))
+        code = SIGNALLED.format(name=name, url=tcp_url)
+        for _ in range(2):
+            child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            assert child.stdout is not None
+            with child.stdout:
+                child.stdout.readline()
+                time.sleep(pause)
+                child.send_signal(signal.SIGTERM)
+                assert child.wait(30) == 0
+            counts = queue.counts()
+            assert counts.total == n
+            assert counts.active == 0
+            if not counts.waiting:
+                break
+        with Worker(name, lambda job: None, tcp_url, concurrency=10):
+            until(lambda: queue.counts() == Counts(completed=n))
+        assert queue.dlq.list() == []

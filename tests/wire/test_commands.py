@@ -389,7 +389,8 @@ def test_session_commands_take_anything() -> None:
 
 def test_find() -> None:
     assert find("Ping") is COMMANDS["Ping"]
-    for cmd in (None, "", 0, False, UNDEFINED):
+    nothing: tuple[object, ...] = (None, "", 0, False, UNDEFINED)
+    for cmd in nothing:
         with pytest.raises(CommandError, match=r"^Invalid command$"):
             find(cmd)
     for cmd, shown in (

@@ -1,5 +1,3 @@
-from libc.stdint cimport uint32_t
-
 from qcore.wire.writer cimport Writer
 
 # Copies one valid value, with 64-bit integers as float64 and typed buffers as bin. Returns the position after it.
