@@ -54,8 +54,8 @@ dist: $(VENV)/.tools
 	@$(BIN)/python .ci/check_dist.py dist
 
 bench-check: $(VENV)/.tools
-	cd asv_bench && ../$(BIN)/asv machine --machine $(MACHINE) --yes > /dev/null
-	cd asv_bench && ../$(BIN)/asv check --machine $(MACHINE) --environment existing:../$(BIN)/python
+	cd asv_bench && ../$(BIN)/asv machine --yes > /dev/null
+	cd asv_bench && ../$(BIN)/asv check --environment existing:../$(BIN)/python
 
 bench: $(VENV)/.tools
 	cd asv_bench && ../$(BIN)/asv machine --machine $(MACHINE) --yes > /dev/null

@@ -13,8 +13,9 @@ import zipfile
 from pathlib import Path
 
 MUST_COMPILE = "Cythonizing qcore/engine/engine.pyx"
+# Of the Cython compiler and of the C compiler; setuptools has warnings of its own, about other things.
 COMPLAINT = re.compile(
-    r"performance hint|\bwarning: (?!no (?:previously-included|files found))", re.IGNORECASE
+    r"performance hint|warning: \S+\.(?:pyx|pxd):|\.(?:c|h|pyx|pxd):\d+:\d+: warning", re.IGNORECASE
 )
 JOBS = 50
 

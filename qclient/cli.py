@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -172,9 +173,10 @@ def _print_summary(summary: Summary, data: str) -> None:
         print(f"{summary.kept} more were finished by an earlier run; their results were kept in {data}")
     if summary.failed:
         print(f"{len(summary.failed)} could not be counted and are in the dead letter queue:")
+        width = max(len(failed.name) for failed in summary.failed)
         for failed in summary.failed:
             error = failed.error.encode("ascii", "backslashreplace").decode()
-            print(f"  {failed.name:30} {error}, {failed.attempts} attempts")
+            print(f"  {failed.name:{width}}  {failed.attempts} attempts, {textwrap.shorten(error, 60)}")
     print(f"the {len(summary.names)} most used names:")
     for used in summary.names:
         print(f"  {used.name:14} {used.count:9,}")

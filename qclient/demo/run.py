@@ -180,7 +180,7 @@ class MainJob:
 
     @contextlib.contextmanager
     def _pool_and_worker(self) -> Iterator[Worker]:
-        with contextlib.closing(CountingPool(self._workers)) as pool:
+        with contextlib.closing(CountingPool()) as pool:
 
             def process(job: JobContext) -> dict[str, int]:
                 return pool.count(job.data["path"])

@@ -60,7 +60,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     [
         ((), "qcore: expected a command: start, demo, ping, healthcheck or version (qcore --help)"),
         (("frobnicate",), "qcore: argument COMMAND: invalid choice: 'frobnicate'"),
-        (("--frobnicate",), "qcore: expected a command"),
+        (("--frobnicate",), "qcore: unrecognized arguments: --frobnicate"),
         (("demo", "--frobnicate"), "qcore: unrecognized arguments: --frobnicate"),
         (("demo", "--job", "5"), "qcore: unrecognized arguments: --job 5"),
         (("demo", "extra"), "qcore: unrecognized arguments: extra"),
