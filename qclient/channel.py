@@ -159,10 +159,11 @@ class Channel:
         self._ping_due = self._heard + PING_INTERVAL_S
         if self._watch is None:
             self._watch = self._loop.call_later(1.0, self._look_around)
-        self._on_up()
+        # What waited goes first: outcomes settle before the next pull is answered.
         waiting, self._waiting = self._waiting, []
         for command, fields, raw, call in waiting:
             self._put(command, fields, raw, call)
+        self._on_up()
         self.flush()
 
     async def _greet(self) -> None:

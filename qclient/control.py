@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from qclient.channel import COMMAND_TIMEOUT_S, Channel
+from qclient.channel import Channel
 from qclient.codec import NIL, pack_payload
 from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
 from qclient.failures import MAX_MESSAGE_CHARS, error_text, stack_lines
@@ -56,7 +56,6 @@ from qcore.limits import MAX_DATA_BYTES
 _log = logging.getLogger("qclient.worker")
 
 MAX_FLIGHTS = 4
-MAX_GATHERED = 10_000
 ACK_FRAME_BYTES = 15 * 1024 * 1024
 ACK_TRIES = 3
 PULL_GRACE_S = 5.0
@@ -70,7 +69,7 @@ Reply = dict[str, Any]
 class Flight:
     """One batch of acknowledgements under way."""
 
-    __slots__ = ("fields", "jobs", "raw", "sent_at", "tries")
+    __slots__ = ("fields", "jobs", "raw", "repeated", "sent_at", "tries")
 
     def __init__(
         self, jobs: list[JobContext], fields: dict[str, object], raw: tuple[tuple[str, bytes], ...]
@@ -79,6 +78,7 @@ class Flight:
         self.fields = fields
         self.raw = raw
         self.tries = 0
+        self.repeated = False
         self.sent_at = 0.0
 
 
@@ -263,6 +263,8 @@ class Control:
         """Ask for as many jobs as there is room for, if that is due."""
         if self.paused or self.closing or not self.channel.up or self._pull_timer is not None:
             return
+        if self.finished.is_set():
+            return  # a burst that is over
         pulls = self._pulls
         while pulls == 0 or (pulls == 1 and self._last_full):
             # What waits for an acknowledgement that is written already settles before
@@ -440,10 +442,9 @@ class Control:
             )
         return packed, result
 
-    def _outcomes(self, done: deque[Outcome]) -> None:
+    def _outcomes(self, done: list[Outcome]) -> None:
         """A wave from the threads."""
-        while done:
-            job, value, exc = done.popleft()
+        for job, value, exc in done:
             if exc is None:
                 self._returned(job, value[0], value[1])
             else:
@@ -547,6 +548,7 @@ class Control:
         self.channel.request("ACKB", flight.fields, self._acked, flight, flight.raw)
 
     def _resend_flight(self, flight: Flight) -> None:
+        flight.repeated = True
         self._send_flight(flight)
         self.channel.flush()
 
@@ -652,9 +654,31 @@ class Control:
             if flight.raw:
                 body = b"".join([job._result or NIL for job in rest])
                 raw = (("results", array_header(len(rest)) + body),)
-            self._send_flight(Flight(rest, fields, raw))
+            again = Flight(rest, fields, raw)
+            again.repeated = flight.repeated
+            self._send_flight(again)
+        elif flight.repeated:
+            # Applied the first time, or given back when the connection broke: this
+            # engine cannot tell, and a wrong "completed" would be worse than none.
+            self._unconfirmed(rest, exc)
         else:
-            self._settle_completed(rest)
+            for job in rest:
+                self._ask_state(job, exc)
+
+    def _ask_state(self, job: JobContext, exc: CommandError) -> None:
+        """Settle a member of a batch that was refused on account of another."""
+
+        def told(_: Any, reply: Reply | None, error: Exception | None) -> None:
+            self._reports -= 1
+            if reply is not None and reply.get("state") == "completed":
+                self._settle_completed([job])
+            else:
+                self._unconfirmed([job], exc)
+            self._start_jobs()
+            self._reconsider()
+
+        self._reports += 1
+        self.channel.request("GetState", {"id": job.id}, told)
 
     def _unconfirmed(self, jobs: Iterable[JobContext], exc: Exception) -> None:
         """Outcomes that were not applied: the engine decides about these jobs."""
@@ -893,7 +917,7 @@ class Control:
         self._reconsider()
         if not force and self.running:
             await self._wait(self._idle, lambda: self.running == 0, timeout)
-        if self.running or any(job._state == LOST for job in self.leased):
+        if self.running:
             self.cancel_all("shutdown")
             grace = 0.05 if force else self.settings.cancel_grace
             await self._wait(self._idle, lambda: self.running == 0, grace)
@@ -974,6 +998,3 @@ def _is_ours(exc: SerializationError) -> bool:
 
 def _ignore(arg: Any, reply: Reply | None, error: Exception | None) -> None:
     return None
-
-
-__all__ = ["COMMAND_TIMEOUT_S", "MAX_GATHERED", "CommandError", "Control"]

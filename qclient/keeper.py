@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from qclient.client import Link
-from qclient.delivery import BUFFERED, STARTED, JobContext
+from qclient.delivery import ACKING, BUFFERED, STARTED, JobContext
 from qcore.errors import ForkedError, QError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class LeaseKeeper:
                 break
             except RuntimeError:  # the set grew meanwhile
                 continue
-        jobs = [j for j in jobs if j._state <= STARTED + 1 and (j._deadline is None or j._deadline > now)]
+        jobs = [j for j in jobs if j._state <= ACKING and (j._deadline is None or j._deadline > now)]
         for at in range(0, len(jobs), _CHUNK):
             self._renew(link, jobs[at : at + _CHUNK], timeout)
         link.call(

@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 def acquire(target: Target) -> _Engine:
     """Open, or share, the engine of ``target``; pair with :func:`release`."""
-    from qcore.broker import open_broker
+    from qcore.broker.embedded import EmbeddedEngine
 
     key = target.path or ""
     with _lock:
@@ -58,7 +58,7 @@ def acquire(target: Target) -> _Engine:
             other = next((k for k in _engines if k and key and k != key), None)
             if other is not None:
                 raise ConfigError(f"this process has {other!r} open already; one data file per process")
-            engine = _engines[key] = _Engine(key, open_broker(target.path, mode="embedded"))
+            engine = _engines[key] = _Engine(key, EmbeddedEngine(target.path))
         engine.users += 1
         return engine
 
@@ -175,7 +175,8 @@ class AsyncLocalPipe:
 
     def _pump(self) -> None:
         self._scheduled = False
-        while not self._closed and (data := self._session.take()):
+        if not self._closed and (data := self._session.take()):
+            # One round a turn: an answer to what this one asks must not shut out the rest of the loop.
             self._on_data(data)
         if self._closed:
             return

@@ -26,7 +26,7 @@ class ProcessorThreads:
         self,
         fn: Callable[[JobContext], Any],
         finish: Callable[[JobContext, Any], Any],
-        deliver: Callable[[deque[Outcome]], None],
+        deliver: Callable[[list[Outcome]], None],
         loop: asyncio.AbstractEventLoop,
         name: str,
     ) -> None:
@@ -76,7 +76,7 @@ class ProcessorThreads:
         n = len(self._done)
         if n:
             self._unfinished -= n
-            self._deliver(self._done)
+            self._deliver([self._done.popleft() for _ in range(n)])
 
     def stop(self) -> None:
         """Let every thread end after the job it is running."""

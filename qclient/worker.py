@@ -301,7 +301,9 @@ class Worker:
                 self.start()
             except ClosedError:
                 return 0
-            while not self._ended.wait(3600):
+            # The system may deliver a signal to another thread; this one then runs
+            # the handler only when its wait is over. So the wait is short.
+            while not self._ended.wait(0.2):
                 pass
             assert self._thread is not None
             self._thread.join()

@@ -30,6 +30,15 @@ cdef class Wait:
     cdef uint32_t number
 
 
+cdef class Watch:
+    """A command that waits for the outcome of a job."""
+    cdef Outlet outlet
+    cdef str job_id
+    cdef object request         # the decoded request, for its id
+    cdef uint32_t handle        # in the heap of ends; 0 = over
+    cdef uint32_t number
+
+
 cdef class Broker:
     cdef readonly Engine engine
     cdef readonly object store
@@ -54,7 +63,8 @@ cdef class Broker:
     cdef readonly object degraded       # None, or (error text, kind, since ms)
     # waiting pulls
     cdef DelayHeap ends
-    cdef dict waits                     # number -> Wait
+    cdef dict waits                     # number -> Wait or Watch
+    cdef dict watches                   # job id -> list of Watch
     cdef dict queue_waits               # queue index -> deque of Wait
     cdef uint32_t wait_number
     # sessions
@@ -80,6 +90,9 @@ cdef class Broker:
                     const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1
     cdef int c_serve(self) except -1
     cdef int c_end_wait(self, Wait wait) except -1
+    cdef int c_tell(self) except -1
+    cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1
+    cdef int c_end_watch(self, Watch watch) except -1
     cdef bint c_commit_wanted(self) noexcept
     cdef c_begin_commit(self)
     cdef int c_due(self) except -1

@@ -16,7 +16,7 @@ from cpython.pythread cimport (
 from libc.stdint cimport int64_t, uint32_t
 from libc.time cimport time_t
 
-from qcore.broker.jobview cimport VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
+from qcore.broker.jobview cimport CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
 from qcore.broker.rows cimport c_take_rows
 from qcore.engine.engine cimport Engine, Queue
 from qcore.engine.ids cimport uuid_text
@@ -33,6 +33,7 @@ import msgpack
 from qcore import limits
 from qcore.errors import ClosedError, StoreError
 from qcore.store.base import Cut
+from qcore.wire.plain import plain
 
 cdef extern from "time.h" nogil:
     cdef struct timespec:
@@ -60,6 +61,11 @@ cdef class Outlet:
 
 @cython.final
 cdef class Wait:
+    pass
+
+
+@cython.final
+cdef class Watch:
     pass
 
 
@@ -94,6 +100,7 @@ cdef class Broker:
         self.staged = []
         self.ends = DelayHeap()
         self.waits = {}
+        self.watches = {}
         self.queue_waits = {}
         self.free_numbers = []
         self.to_notify = []
@@ -315,9 +322,65 @@ cdef class Broker:
 
     def end_waits(self, Outlet outlet not None):
         """End the waits of an outlet without an answer; its connection is gone."""
-        cdef Wait wait
-        for wait in [w for w in self.waits.values() if (<Wait>w).outlet is outlet]:
-            self.c_end_wait(wait)
+        for wait in list(self.waits.values()):
+            if isinstance(wait, Watch):
+                if (<Watch>wait).outlet is outlet:
+                    self.c_end_watch(<Watch>wait)
+            elif (<Wait>wait).outlet is outlet:
+                self.c_end_wait(<Wait>wait)
+
+    # --- waiting for outcomes -----------------------------------------------------------------
+
+    def watch(self, Outlet outlet not None, str job_id not None, object request, int64_t timeout_ms):
+        """Answer a request when the outcome of a job is known, or with ``completed: false`` in the end."""
+        cdef Watch watch = Watch()
+        self.wait_number += 1
+        watch.number = self.wait_number
+        watch.outlet = outlet
+        watch.job_id = job_id
+        watch.request = request
+        watch.handle = self.ends.c_push(self.now_ns + timeout_ms * 1000000, watch.number, watch.number)
+        self.waits[watch.number] = watch
+        self.watches.setdefault(job_id, []).append(watch)
+
+    cdef int c_end_watch(self, Watch watch) except -1:
+        if watch.handle:
+            self.ends.c_remove(watch.handle)
+            watch.handle = 0
+        del self.waits[watch.number]
+        waiting = self.watches.get(watch.job_id)
+        if waiting is not None:
+            waiting.remove(watch)
+            if not waiting:
+                del self.watches[watch.job_id]
+        return 0
+
+    cdef int c_tell(self) except -1:
+        """Answer those who wait for outcomes that have come."""
+        cdef Watch watch
+        cdef list settled = self.engine.settled
+        self.engine.settled = []
+        for job_id, kind, result in settled:
+            for watch in list(self.watches.get(job_id, ())):
+                self.c_end_watch(watch)
+                self.c_answer_watch(watch, kind == "completed", result)
+        return 0
+
+    cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1:
+        cdef Outlet outlet = watch.outlet
+        cdef Writer w = self.c_reply(outlet, self.hold_changes and completed, False)
+        cdef Py_ssize_t at = w.c_open()
+        cdef dict reply = {"ok": True, "completed": completed}
+        if result is not None:
+            if not outlet.caps & CAP_INT64 or not outlet.caps & CAP_TYPED:
+                result = plain(result)
+            reply["result"] = c_packed(result)
+        if "reqId" in watch.request:
+            reply["reqId"] = watch.request["reqId"]
+        w.c_value(reply)
+        w.c_close(at)
+        self.c_notify(outlet)
+        return 0
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -330,8 +393,15 @@ cdef class Broker:
         cdef const unsigned char *req_id
         if self.engine.woken:
             self.c_serve()
+        if self.engine.settled:
+            self.c_tell()
         while self.ends.c_first(&due, &number) and due <= self.now_ns:
-            wait = <Wait>self.waits[number]
+            entry = self.waits[number]
+            if isinstance(entry, Watch):
+                self.c_end_watch(<Watch>entry)
+                self.c_answer_watch(<Watch>entry, False, None)
+                continue
+            wait = <Wait>entry
             req_id = NULL
             if wait.req_id is not None:
                 req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
@@ -525,6 +595,8 @@ cdef class Broker:
             self.free_numbers.append(outlet.number)
             self.c_note()
             self.c_serve()
+            if self.engine.settled:
+                self.c_tell()
         finally:
             self.c_leave()
 

@@ -378,6 +378,61 @@ def stack_lines(stack: object) -> list[str] | None:
     return [line for line in lines if line]
 
 
+def _move_to_delayed(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    broker.engine.move_to_delayed(
+        fields["id"], math.floor(fields["delay"]), broker.wall_ms, token=fields.get("token")
+    )
+    return {}
+
+
+def _promote(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    if not broker.engine.promote(fields["id"], broker.wall_ms):
+        raise CommandError("Job not found or not delayed")
+    return {}
+
+
+def _change_delay(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    delay_ms = math.floor(fields["delay"])
+    if not broker.engine.change_delay(fields["id"], delay_ms, broker.wall_ms, token=fields.get("token")):
+        raise CommandError("Job not found or cannot change delay")
+    return {}
+
+
+def _move_to_wait(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    broker.engine.move_to_wait(fields["id"], broker.wall_ms, token=fields.get("token"))
+    return {}
+
+
+def _retry_dlq(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    n = broker.engine.retry_dead(
+        fields["queue"], broker.wall_ms, job_id=fields.get("jobId"), count=fields.get("count", -1)
+    )
+    return {"count": n}
+
+
+# --- queues ----------------------------------------------------------------------------------
+
+
+def _pause(answer: Answer, fields: Fields) -> Reply:
+    answer.session.broker.engine.pause(fields["queue"], True)
+    return {}
+
+
+def _resume(answer: Answer, fields: Fields) -> Reply:
+    answer.session.broker.engine.pause(fields["queue"], False)
+    return {}
+
+
+def _is_paused(answer: Answer, fields: Fields) -> Reply:
+    queue = answer.session.broker.engine.queue(fields["queue"])
+    return {"paused": queue is not None and queue.paused}
+
+
 # --- leases ---------------------------------------------------------------------------------
 
 
@@ -422,6 +477,25 @@ def _get_result(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     reply: Reply = {"id": fields["id"]}
     result = session.broker.result_packed(session, fields["id"])
+    if result is not None:
+        reply["result"] = result
+    return reply
+
+
+def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
+    """Look and register in one step, so that no outcome can fall between."""
+    session = answer.session
+    job_id = fields["id"]
+    state = session.broker.engine.watch(job_id)
+    if state == "removed":
+        raise CommandError("Job not found")
+    if state == "failed":
+        return {"completed": False}
+    if state == "waiting":
+        session.broker.watch(session, job_id, answer.request, fields["timeout"])
+        return None
+    reply: Reply = {"completed": True}
+    result = session.broker.result_packed(session, job_id)
     if result is not None:
         reply["result"] = result
     return reply
@@ -594,11 +668,20 @@ HANDLERS: Mapping[str, Callable[[Answer, Fields], Reply | None]] = {
     "ACK": _ack,
     "ACKB": _ackb,
     "FAIL": _fail,
+    "Promote": _promote,
+    "ChangeDelay": _change_delay,
+    "MoveToDelayed": _move_to_delayed,
+    "MoveToWait": _move_to_wait,
+    "RetryDlq": _retry_dlq,
+    "Pause": _pause,
+    "Resume": _resume,
+    "IsPaused": _is_paused,
     "JobHeartbeat": _job_heartbeat,
     "JobHeartbeatB": _job_heartbeat_b,
     "GetJob": _get_job,
     "GetState": _get_state,
     "GetResult": _get_result,
+    "WaitJob": _wait_job,
     "GetJobCounts": _get_job_counts,
     "Count": _count,
     "ListQueues": _list_queues,

@@ -125,6 +125,8 @@ cdef class Session(Outlet):
             self.c_frames(<const unsigned char *>PyBytes_AS_STRING(whole), n, &used)
             if self.broker.engine.woken:
                 self.broker.c_serve()
+            if self.broker.engine.settled:
+                self.broker.c_tell()
             self.broker.c_note()
         finally:
             self.broker.c_leave()

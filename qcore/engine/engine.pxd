@@ -99,6 +99,7 @@ cdef class Engine:
     cdef list dirty_queues
     cdef list woken             # queues with a waiting pull that may have got a job
     cdef readonly list events   # built only where someone listens
+    cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)
     cdef dict final_tokens      # token -> outcome, of deliveries ended by the engine
     cdef object final_order
     cdef uint32_t *sessions     # session -> head of its deliveries
@@ -148,6 +149,9 @@ cdef class Engine:
     cdef int c_evict(self, uint32_t slot) except -1
     cdef int c_drop_evicted(self, uint32_t slot) except -1
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1
+    cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
@@ -177,6 +181,7 @@ cdef class Engine:
     cdef void c_disown(self, Run *run) noexcept
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1
+    cdef int c_settle(self, Job *job, str kind, Blob *result) except -1
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
 
 cdef int64_t order_of(double priority) noexcept nogil

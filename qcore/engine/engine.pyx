@@ -24,7 +24,7 @@ from libc.string cimport memcmp, memcpy, memset
 from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_LIFO, F_PERSISTED, F_REMOVE_ON_COMPLETE,
-    F_REMOVE_ON_FAIL, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
+    F_REMOVE_ON_FAIL, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
     blob_free, blob_new,
 )
 from qcore.structs.delayheap cimport DelayHeap
@@ -175,6 +175,7 @@ cdef class Engine:
         self.dirty_queues = []
         self.woken = []
         self.events = []
+        self.settled = []
         self.evicted = set()
         self.final_tokens = {}
         self.final_order = deque()
@@ -595,6 +596,8 @@ cdef class Engine:
             self.c_emit(EV_COMPLETED, q, job, now_ms,
                         None if result == NULL
                         else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size))
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "completed", result)
         if job.flags & F_TEXT_ID:
             # A keyed hash stands for the text: 128 bits, so that evidence is numbers only.
             hi = lo
@@ -617,6 +620,8 @@ cdef class Engine:
 
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1:
         """Drop a job that is in no list any more, with its row."""
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "failed" if job.state == FAILED else "removed", NULL)
         self.index.c_del(self.c_hash_of(job), slot)
         if job.flags & F_STORED:
             self.deleted.append(job.seq)
@@ -768,6 +773,8 @@ cdef class Engine:
         }
         job.state = FAILED
         q.total_failed += 1
+        if job.flags & F_WATCHED:
+            self.c_settle(job, "failed", NULL)
         self.c_list_append(&q.failed, job.run, run)
         self.c_mark(slot, job)
         while q.failed.n > q.dlq_max_entries:
@@ -891,6 +898,41 @@ cdef class Engine:
         self.c_leave_active(q, slot, job, self.run_at(job.run))
         return self.c_requeue(q, slot, job, now_ms)
 
+    cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
+        """Give a delivery back to be run at another time. Postponing is not failing: nothing is charged."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        self.c_leave_active(q, slot, job, self.run_at(job.run))
+        job.run_ms = run_ms
+        return self.c_requeue(q, slot, job, now_ms)
+
+    cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
+        """Change the run time of a queued job."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        self.c_unqueue(q, slot, job)
+        job.run_ms = run_ms
+        self.c_mark(slot, job)
+        return self.c_enqueue(q, slot, job, now_ms)
+
+    cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1:
+        """A dead letter starts over, with a fresh count of attempts and stalls."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        cdef dict extra = self.c_extra(job)
+        cdef list timeline = self.c_timeline(job, extra)
+        self.c_list_remove(&q.failed, self.run_at(job.run))
+        extra.pop("dlq", None)
+        job.attempts = 0
+        job.stalls = 0
+        job.run_ms = now_ms
+        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
+            timeline.append({"state": "waiting", "timestamp": now_ms})
+        slab_free(&self.runs, job.run)
+        job.run = 0
+        self.c_mark(slot, job)
+        return self.c_enqueue(q, slot, job, now_ms)
+
     # --- bookkeeping -------------------------------------------------------------------
 
     cdef inline dict c_extra(self, Job *job):
@@ -1002,6 +1044,28 @@ cdef class Engine:
         if run.session_next:
             self.run_at(run.session_next).session_prev = run.session_prev
         run.session = run.session_prev = run.session_next = 0
+
+    cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
+        """Note the outcome of a job for those who wait for it, once."""
+        job.flags &= ~<uint32_t>F_WATCHED
+        self.settled.append((self.c_id(job), kind, None if result == NULL
+                             else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size)))
+        return 0
+
+    def watch(self, str job_id not None):
+        """Note the outcome of a job once it is known (see ``settled``).
+
+        ``waiting`` when that is to come; else the outcome as it is: ``completed``, ``failed`` or ``removed``.
+        """
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state == STAGED:
+            return "removed"
+        if self.job_at(slot).state == COMPLETED:
+            return "completed"
+        if self.job_at(slot).state == FAILED:
+            return "failed"
+        self.job_at(slot).flags |= F_WATCHED
+        return "waiting"
 
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1:
         self.events.append((_EVENT_NAMES[kind], q.name, self.c_id(job), now_ms, data))
@@ -1168,6 +1232,94 @@ cdef class Engine:
         cdef uint64_t hi, lo
         cdef int kind = present_token(token, &hi, &lo)
         return self.c_renew(self.c_slot(job_id), kind, hi, lo, lease_ms, now_ms, now_ns)
+
+    def move_to_delayed(self, str job_id not None, int64_t delay_ms, int64_t now_ms, *, str token=None):
+        """Put an active job off, uncharged, or change the time of a queued one (no token then).
+
+        :raises NotFoundError: the job is not there
+        :raises StateError: it is neither active nor queued
+        :raises LeaseError: the token is missing or wrong
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef Job *job
+        cdef int verdict
+        if not slot or self.job_at(slot).state == STAGED:
+            raise NotFoundError("Job not found")
+        job = self.job_at(slot)
+        if job.state == READY or job.state == DELAYED:
+            self.c_retime(slot, now_ms + max(0, delay_ms), now_ms)
+        elif job.state == ACTIVE:
+            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+            if verdict == ALREADY_FINAL:
+                verdict = TOKEN_WRONG
+            if verdict != MAY:
+                raise refusal(verdict, job_id)
+            self.c_postpone(slot, now_ms + max(0, delay_ms), now_ms)
+        else:
+            raise StateError(f"Job is not active (current state: {self.c_state_name(job)})")
+
+    def move_to_wait(self, str job_id not None, int64_t now_ms, *, str token=None):
+        """Make a job ready: an active one is given back uncharged, a delayed one promoted, a dead one revived.
+
+        :raises NotFoundError: the job is not there
+        :raises StateError: it is in another state
+        :raises LeaseError: the token is missing or wrong
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef Job *job
+        cdef int verdict
+        if not slot or self.job_at(slot).state == STAGED:
+            raise NotFoundError("Cannot move job from state 'unknown' to waiting")
+        job = self.job_at(slot)
+        if job.state == ACTIVE:
+            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+            if verdict == ALREADY_FINAL:
+                verdict = TOKEN_WRONG
+            if verdict != MAY:
+                raise refusal(verdict, job_id)
+            self.c_release(slot, now_ms)
+        elif job.state == DELAYED:
+            self.c_retime(slot, now_ms, now_ms)
+        elif job.state == FAILED:
+            self.c_revive(slot, now_ms)
+        elif job.state != READY:
+            raise StateError(f"Cannot move job from state '{self.c_state_name(job)}' to waiting")
+
+    def promote(self, str job_id not None, int64_t now_ms):
+        """Make a delayed job ready; False when it is not delayed."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state != DELAYED:
+            return False
+        self.c_retime(slot, now_ms, now_ms)
+        return True
+
+    def change_delay(self, str job_id not None, int64_t delay_ms, int64_t now_ms, *, str token=None):
+        """As :meth:`move_to_delayed`, but False when the job is neither queued nor active."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE):
+            return False
+        self.move_to_delayed(job_id, delay_ms, now_ms, token=token)
+        return True
+
+    def retry_dead(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1):
+        """Revive dead letters of a queue: one by id, the oldest ``count``, or all. How many."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        cdef Py_ssize_t n = 0
+        if q is None:
+            return 0
+        if job_id is not None:
+            slot = self.c_slot(job_id)
+            if not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index:
+                return 0
+            self.c_revive(slot, now_ms)
+            return 1
+        while q.failed.n and n != count:
+            self.c_revive(self.run_at(q.failed.head).job, now_ms)
+            n += 1
+        return n
 
     def remove(self, str job_id not None):
         """Remove a job in whatever state; False when it is not there."""

@@ -29,6 +29,7 @@ cdef enum JobFlag:
     F_PERSISTED = 0xFFFF    # the bits that go to disk
     F_STORED = 1 << 16      # a row exists, or is in a cut on its way
     F_DIRTY = 1 << 17       # listed in the engine's dirty vector
+    F_WATCHED = 1 << 19     # somebody waits for the outcome
     F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
 
 cdef enum BlobNote:
