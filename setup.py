@@ -25,6 +25,7 @@ MODULES = [
     "qcore.wire.writer",
     "qcore.wire.packing",
     "qcore.wire.plain",
+    "qcore.store.native",
     "qcore.engine.ids",
     "qcore.engine.job",
     "qcore.engine.engine",

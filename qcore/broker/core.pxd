@@ -1,6 +1,7 @@
 from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.broker.rows cimport Encoder
 from qcore.engine.engine cimport Engine, Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.wire.writer cimport Writer
@@ -44,6 +45,7 @@ cdef class Broker:
     cdef readonly object store
     cdef readonly object clock          # None = the machine's clocks
     cdef PyThread_type_lock lock
+    cdef Encoder encoder                # None: the store takes rows in lists
     cdef readonly bint durable          # a store that outlives the process is there
     cdef readonly bint hold_adds, hold_changes, hold_pulls
     cdef readonly bint sync

@@ -17,13 +17,13 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.time cimport time_t
 
 from qcore.broker.jobview cimport CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
-from qcore.broker.rows cimport c_take_rows
+from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine, Queue
 from qcore.engine.ids cimport uuid_text
-from qcore.engine.job cimport COMPLETED, FAILED, STAGED, Job, Run
+from qcore.engine.job cimport COMPLETED, STAGED, Job, Run
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key
-from qcore.wire.writer cimport Packed, Writer, c_packed
+from qcore.wire.writer cimport Writer, c_packed
 
 import os
 from collections import deque
@@ -31,7 +31,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
-from qcore.errors import ClosedError, StoreError
+from qcore.errors import ClosedError
 from qcore.store.base import Cut
 from qcore.wire.plain import plain
 
@@ -87,6 +87,8 @@ cdef class Broker:
             raise MemoryError
         self.store = store
         self.durable = store is not None
+        if self.durable and store.takes_packed:
+            self.encoder = Encoder()
         self.clock = clock
         self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
                              max_completed=max_completed)
@@ -205,7 +207,6 @@ cdef class Broker:
         cdef Run *run
         cdef Key key
         cdef char text[36]
-        cdef list tokens = None
         cdef uint32_t slots[1000]
         cdef Py_ssize_t size = 0, i
         if self.intake:
@@ -468,8 +469,11 @@ cdef class Broker:
         """Take the cut: every change so far, and the replies that promise it."""
         cdef Outlet outlet
         cdef list flight = []
-        inserts, updates, deletes, names, queues = c_take_rows(self.engine, self.now_ms, self.now_ns)
-        cut = Cut(inserts, updates, deletes, names, queues)
+        if self.encoder is not None:
+            cut = c_take_cut(self.engine, self.encoder, self.now_ms, self.now_ns)
+        else:
+            inserts, updates, deletes, names, queues = c_take_rows(self.engine, self.now_ms, self.now_ns)
+            cut = Cut(inserts, updates, deletes, names=names, queues=queues)
         if self.unwritten is not None:
             cut = self.unwritten.merge_under(cut)
             self.unwritten = None

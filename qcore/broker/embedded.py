@@ -117,7 +117,7 @@ class EmbeddedEngine:
 
     def _run(self) -> None:
         broker = self.broker
-        while not self.closed:
+        while True:
             self._wake.clear()
             with self._commits:
                 if self.closed:

@@ -11,8 +11,8 @@ from qcore.broker import rows
 from qcore.broker.core import Broker
 from qcore.clock import Clock
 from qcore.errors import StoreError
+from qcore.store import open_store
 from qcore.store.base import Cut, Store
-from qcore.store.sqlite import SqliteStore
 
 logger = logging.getLogger("qcore.broker")
 
@@ -57,7 +57,7 @@ def open_broker(
     :raises EngineBusyError: another process has it open
     """
     if store is None and path is not None:
-        store = SqliteStore(path)
+        store = open_store(path)
     broker = Broker(
         store,
         clock=clock,

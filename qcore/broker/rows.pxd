@@ -1,6 +1,17 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.engine cimport Engine
+from qcore.wire.writer cimport Writer
 
-# The changes since the last call as (inserts, updates, deletes), flat lists in the order of a cut's columns.
+
+cdef class Encoder:
+    cdef Writer out             # packed rows
+    cdef Py_ssize_t n           # how many
+    cdef Py_ssize_t largest     # longest payload among them
+
+    cdef int c_take(self, Engine engine, int64_t now_ms, int64_t now_ns) except -1
+
+# The changes since the last call as (inserts, updates, deletes, names, queues), lists as a cut has them.
 cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns)
+# The same as a cut with packed rows.
+cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns)

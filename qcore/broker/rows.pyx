@@ -7,23 +7,26 @@ All numbers are little-endian.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_INCREF, PyObject
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.engine cimport Engine, Queue
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_new,
 )
-from qcore.structs.slab cimport slab_alloc, slab_free
+from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
+from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
 from qcore.wire.scan cimport c_skip
+from qcore.wire.writer cimport Writer
 
 import sys
 
 import msgpack
+
+from qcore.store.base import Cut
 
 if sys.byteorder != "little":
     raise ImportError("qcore stores little-endian records and has not been built for this machine")
@@ -64,15 +67,19 @@ cdef packed struct RecordRun:
     uint32_t result_notes
 
 
-cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
-    cdef RecordHead head
-    cdef RecordRun tail
+cdef struct Parts:              # one record, gathered before it is written
+    RecordHead head
+    RecordRun tail
+    const unsigned char *id_p
+    Py_ssize_t n                # bytes in all
+
+
+cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Parts *parts):
+    """Fill ``parts``; returns the packed rare options, or None."""
+    cdef RecordHead *head = &parts.head
+    cdef RecordRun *tail = &parts.tail
     cdef Run *run
-    cdef Blob *text = NULL
     cdef bytes extra = None
-    cdef Py_ssize_t n = sizeof(RecordHead)
-    cdef bytes out
-    cdef char *p
     head.version = RECORD_VERSION
     head.parts = 0
     head.reserved = 0
@@ -87,14 +94,16 @@ cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
     head.name = job.name
     head.data_notes = job.data.notes if job.data != NULL else 0
     head.stalls = job.stalls
-    head.id_n = 16
     if job.flags & F_TEXT_ID:
-        text = <Blob *>job.id_hi
-        head.id_n = text.size
-    n += head.id_n
+        parts.id_p = blob_bytes(<Blob *>job.id_hi)
+        head.id_n = (<Blob *>job.id_hi).size
+    else:
+        parts.id_p = <const unsigned char *>&job.id_hi
+        head.id_n = 16
+    parts.n = sizeof(RecordHead) + head.id_n
     if job.run:
         head.parts |= HAS_RUN
-        n += sizeof(RecordRun)
+        parts.n += sizeof(RecordRun)
         run = engine.run_at(job.run)
         tail.token_hi = run.token_hi
         tail.token_lo = run.token_lo
@@ -110,22 +119,98 @@ cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
     if job.extra != NULL:
         extra = msgpack.packb(<dict>job.extra)
         head.parts |= HAS_EXTRA
-        n += PyBytes_GET_SIZE(extra)
-    out = PyBytes_FromStringAndSize(NULL, n)
-    p = PyBytes_AS_STRING(out)
-    memcpy(p, &head, sizeof(RecordHead))
+        parts.n += PyBytes_GET_SIZE(extra)
+    return extra
+
+
+cdef void _write(Parts *parts, bytes extra, char *p) noexcept:
+    """Write a gathered record of ``parts.n`` bytes."""
+    memcpy(p, &parts.head, sizeof(RecordHead))
     p += sizeof(RecordHead)
-    if text != NULL:
-        memcpy(p, blob_bytes(text), text.size)
-    else:
-        memcpy(p, &job.id_hi, 16)
-    p += head.id_n
-    if head.parts & HAS_RUN:
-        memcpy(p, &tail, sizeof(RecordRun))
+    memcpy(p, parts.id_p, parts.head.id_n)
+    p += parts.head.id_n
+    if parts.head.parts & HAS_RUN:
+        memcpy(p, &parts.tail, sizeof(RecordRun))
         p += sizeof(RecordRun)
     if extra is not None:
         memcpy(p, PyBytes_AS_STRING(extra), PyBytes_GET_SIZE(extra))
+
+
+cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
+    cdef Parts parts
+    cdef bytes extra = _gather(engine, job, now_ms, now_ns, &parts)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, parts.n)
+    _write(&parts, extra, PyBytes_AS_STRING(out))
     return out
+
+
+@cython.final
+cdef class Encoder:
+    """Encodes the changes of an engine straight into the buffer that the compiled writer takes."""
+
+    def __cinit__(self):
+        self.out = Writer()
+
+    cdef int c_take(self, Engine engine, int64_t now_ms, int64_t now_ns) except -1:
+        """Append every changed and deleted job; ``out``, ``n`` and ``largest`` have them."""
+        cdef Writer w = self.out
+        cdef uint32_t i, slot
+        cdef Job *job
+        cdef Blob *data
+        cdef Blob *result
+        cdef RowHead head
+        cdef Parts parts
+        cdef bytes extra
+        cdef object seq
+        self.n = 0
+        self.largest = 0
+        for i in range(engine.n_dirty):
+            slot = engine.dirty[i]
+            if not slot:
+                continue
+            job = engine.job_at(slot)
+            extra = _gather(engine, job, now_ms, now_ns, &parts)
+            result = engine.run_at(job.run).result if job.run else NULL
+            data = NULL
+            head.op = ROW_UPDATE
+            head.queue = job.queue
+            if not job.flags & F_STORED:
+                head.op = ROW_INSERT
+                data = job.data
+                if data != NULL and data.size > <uint32_t>self.largest:
+                    self.largest = data.size
+            head.seq = job.seq
+            head.state = job.state if job.state != STAGED else job.first_state
+            head.record_n = <int32_t>parts.n
+            head.data_n = -1 if data == NULL else <int32_t>data.size
+            head.result_n = -1 if result == NULL else <int32_t>result.size
+            w.c_raw(&head, sizeof(RowHead))
+            w.c_need(parts.n)
+            _write(&parts, extra, <char *>w.p + w.n)
+            w.n += parts.n
+            if data != NULL:
+                w.c_raw(blob_bytes(data), data.size)
+            if result != NULL:
+                w.c_raw(blob_bytes(result), result.size)
+            self.n += 1
+        memset(&head, 0, sizeof(RowHead))
+        head.op = ROW_DELETE
+        head.record_n = head.data_n = head.result_n = -1
+        for seq in engine.deleted:
+            head.seq = seq
+            w.c_raw(&head, sizeof(RowHead))
+            self.n += 1
+        return 0
+
+
+cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns):
+    """The changes since the last cut, as a cut whose rows are packed."""
+    encoder.c_take(engine, now_ms, now_ns)
+    cut = Cut(packed=[encoder.out.take()] if encoder.n else [], n_packed=encoder.n, largest=encoder.largest,
+              names=engine.new_names,
+              queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues])
+    engine.c_taken()
+    return cut
 
 
 cdef object _blob(Blob *blob):

@@ -16,11 +16,11 @@ from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
 from qcore.engine.engine cimport (
-    ADDED, ALREADY_FINAL, BAD_TOKEN, EXISTING, LATE, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
+    BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
 )
-from qcore.engine.ids cimport uuid_parse, uuid_text
+from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Job, blob_free, blob_new,
+    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, blob_new,
 )
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
@@ -217,7 +217,7 @@ cdef class Session(Outlet):
         cdef Py_ssize_t at = w.c_open()
         try:
             w.c_value(reply)
-        except:
+        except BaseException:
             w.n = at - 4
             raise
         return w.c_close(at)
@@ -250,7 +250,6 @@ cdef class Session(Outlet):
         cdef Writer target
         cdef list ids = []
         cdef object data, job_id, extra, name
-        cdef uint32_t notes
         cdef bytes packed
         for options in admissions:
             self.c_plain_spec(&spec)
@@ -512,7 +511,6 @@ cdef class Session(Outlet):
         cdef Py_ssize_t pos, fields, k, after, at, count = 0, i, parts
         cdef const unsigned char *key
         cdef uint32_t notes
-        cdef double *delays
         cdef Queue q
         cdef Writer w, target
         cdef Spec *spec

@@ -18,12 +18,12 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
 
 from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_LIFO, F_PERSISTED, F_REMOVE_ON_COMPLETE,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_LIFO, F_REMOVE_ON_COMPLETE,
     F_REMOVE_ON_FAIL, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
     blob_free, blob_new,
 )
@@ -31,13 +31,13 @@ from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
 from qcore.structs.siphash cimport siphash13
 from qcore.structs.skiplist cimport Key, SkipList, SkipNode
-from qcore.structs.slab cimport slab_alloc, slab_at, slab_dealloc, slab_free, slab_init, slab_nbytes
+from qcore.structs.slab cimport slab_alloc, slab_dealloc, slab_free, slab_init, slab_nbytes
 from qcore.structs.tokens cimport CompletionTokens, TokenEntry
 
 from collections import deque
 
 from qcore import limits
-from qcore.engine.backoff import backoff_ms
+from qcore.engine import backoff
 from qcore.errors import LeaseError, NotFoundError, StateError
 
 cdef extern from "Python.h":
@@ -357,7 +357,7 @@ cdef class Engine:
             job.id_lo = lo
             job.flags = flags
             self.index.c_put(self.c_hash_of(job), slot)
-        except:
+        except BaseException:
             blob_free(text)
             slab_free(&self.jobs, slot)
             raise
@@ -704,9 +704,9 @@ cdef class Engine:
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1:
         cdef object config = extra.get("backoffConfig")
         if config is None:
-            return backoff_ms(job.attempts, job.backoff_ms, r=self.ids.c_uniform())
-        return backoff_ms(job.attempts, job.backoff_ms, kind=config["type"], cap_ms=config.get("maxDelay"),
-                          jitter=config.get("jitter"), r=self.ids.c_uniform())
+            return backoff.backoff_ms(job.attempts, job.backoff_ms, r=self.ids.c_uniform())
+        return backoff.backoff_ms(job.attempts, job.backoff_ms, kind=config["type"], cap_ms=config.get("maxDelay"),
+                                  jitter=config.get("jitter"), r=self.ids.c_uniform())
 
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms):
         """Write down a charged execution: its timeline entries and its attempt record."""
@@ -1475,7 +1475,6 @@ cdef class Engine:
         cdef Queue q
         cdef Key key
         cdef int64_t due
-        cdef uint32_t item
         cdef dict seen = {}
         cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_dirty = 0, n_evicted = 0
         cdef SkipNode *node

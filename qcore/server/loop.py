@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from functools import partial
 from types import FrameType
 from typing import TextIO
 
@@ -73,7 +74,9 @@ class Server:
         """
         options = self.options
         try:
-            infos = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            infos = socket.getaddrinfo(
+                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
             family, kind, protocol, _, address = infos[0]
             listener = socket.socket(family, kind, protocol)
         except OSError as error:
@@ -239,7 +242,7 @@ class Server:
             connection = Connection(sock, self.options.max_write_queue_bytes)
             connection.session = Session(
                 self.broker,
-                lambda connection=connection: self._touched.add(connection),
+                partial(self._touched.add, connection),
                 authenticated=not self.options.tokens,
                 rate_max=self.options.rate_max,
                 rate_window_ms=self.options.rate_window_ms,
@@ -306,7 +309,9 @@ def serve(options: Options, out: TextIO | None = None) -> int:
     :raises StoreError: the data file is not usable
     """
     logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=options.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
     )
     server = Server(options)
     try:
@@ -336,10 +341,14 @@ def banner(server: Server) -> str:
     if options.data is None:
         lines.append("  data        memory only (give --data FILE to keep jobs)")
     else:
-        lines.append(f"  data        {options.data} ({recovery.jobs:,} jobs read in {recovery.seconds:.2f} s)")
+        lines.append(
+            f"  data        {options.data} ({recovery.jobs:,} jobs read in {recovery.seconds:.2f} s)"
+        )
         lines.append(f"  durability  adds {options.adds}, everything else {options.changes}")
         if recovery.unreadable:
-            lines.append(f"  unreadable  {len(recovery.unreadable):,} rows were left in the file, see the log")
+            lines.append(
+                f"  unreadable  {len(recovery.unreadable):,} rows were left in the file, see the log"
+            )
     lines.append(f"  clients     {'token required' if options.tokens else 'no token required'}")
     if options.http_port is not None:
         lines.append("  http        not served: this needs the http extra")

@@ -52,7 +52,9 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     p.add_argument("--port", help="TCP port, 0 for a free one (6789)")
     p.add_argument("--http-port", help="port for HTTP; needs the http extra")
     p.add_argument("--token", action="append", metavar="TOKEN", help="a token that clients must present")
-    p.add_argument("--allow-unauthenticated", action="store_true", help="listen beyond loopback without tokens")
+    p.add_argument(
+        "--allow-unauthenticated", action="store_true", help="listen beyond loopback without tokens"
+    )
     p.add_argument("--adds", choices=LEVELS, help="durability of plain adds (buffered)")
     p.add_argument("--changes", choices=LEVELS, help="durability of everything else (committed)")
     p.add_argument("--shutdown-timeout-ms", help="bound of a graceful stop (30000)")
@@ -144,7 +146,9 @@ def _level(option: str, given: Level | None, variable: str, env: Mapping[str, st
 
 
 def _log_level(given: str | None, env: Mapping[str, str]) -> str:
-    name, text = ("--log-level", given) if given is not None else ("LOG_LEVEL", env.get("LOG_LEVEL") or "info")
+    name, text = (
+        ("--log-level", given) if given is not None else ("LOG_LEVEL", env.get("LOG_LEVEL") or "info")
+    )
     level = text.lower()
     level = {"warn": "warning", "silent": "critical", "none": "critical"}.get(level, level)
     if level not in ("debug", "info", "warning", "error", "critical"):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, cast
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Protocol, TypeAlias, cast
 
 from qcore.errors import StoreError
 
@@ -45,6 +47,9 @@ class Cut:
       replaced in every column, so this is also how data is changed.
     * ``updates``: seq, state, record, result. The row exists; queue and data stay.
     * ``deletes``: seq. The row need not exist.
+    * ``packed``: buffers of ``n_packed`` further rows in the form of :func:`pack_rows`,
+      in place of the lists; the largest payload in them has ``largest`` bytes. Only for
+      a store that ``takes_packed``.
     * ``names``: (id, text) of newly interned names.
     * ``queues``: (queue id, packed state); None removes the state.
     * ``meta``: small values by key.
@@ -53,6 +58,9 @@ class Cut:
     inserts: list[object] = field(default_factory=list)
     updates: list[object] = field(default_factory=list)
     deletes: list[int] = field(default_factory=list)
+    packed: list[bytes] = field(default_factory=list)
+    n_packed: int = 0
+    largest: int = 0
     names: list[tuple[int, str]] = field(default_factory=list)
     queues: list[tuple[int, bytes | None]] = field(default_factory=list)
     meta: dict[str, bytes] = field(default_factory=dict)
@@ -60,11 +68,32 @@ class Cut:
     @property
     def n_jobs(self) -> int:
         """Count the job rows that this cut writes or deletes."""
-        return len(self.inserts) // INSERT_WIDTH + len(self.updates) // UPDATE_WIDTH + len(self.deletes)
+        return (
+            len(self.inserts) // INSERT_WIDTH
+            + len(self.updates) // UPDATE_WIDTH
+            + len(self.deletes)
+            + self.n_packed
+        )
 
     @property
     def is_empty(self) -> bool:
-        return not (self.inserts or self.updates or self.deletes or self.names or self.queues or self.meta)
+        return not (self.n_jobs or self.names or self.queues or self.meta)
+
+    def has_large(self, limit: int) -> bool:
+        """Tell whether a payload of the cut is longer than ``limit``."""
+        return self.largest > limit or any(
+            data is not None and len(cast(bytes, data)) > limit for data in self.inserts[4::INSERT_WIDTH]
+        )
+
+    def unpacked(self) -> Cut:
+        """Return the same cut with its packed rows in the lists."""
+        if not self.packed:
+            return self
+        cut = Cut([*self.inserts], [*self.updates], [*self.deletes])
+        cut.names, cut.queues, cut.meta = self.names, self.queues, self.meta
+        for buffer in self.packed:
+            _unpack_rows(buffer, cut)
+        return cut
 
     def merge_under(self, newer: Cut) -> Cut:
         """Return one cut that does what this one and then ``newer`` would do.
@@ -79,6 +108,8 @@ class Cut:
             return self
         if self.is_empty:
             return newer
+        if self.packed or newer.packed:
+            return self.unpacked().merge_under(newer.unpacked())
         inserts = _rows(self.inserts, INSERT_WIDTH)
         updates = _rows(self.updates, UPDATE_WIDTH)
         deletes = dict.fromkeys(self.deletes)
@@ -108,6 +139,66 @@ class Cut:
         )
 
 
+_ROW = Struct("<BqIIiii")
+ROW_INSERT, ROW_UPDATE, ROW_DELETE = 1, 2, 3
+
+
+def pack_rows(cut: Cut) -> bytes:
+    """Return the rows of the lists in one buffer, as a compiled writer takes them.
+
+    Each is a head (operation, seq, queue, state, and the lengths of record, data and
+    result, -1 for NULL), then those three. Little-endian.
+    """
+    out = bytearray()
+    flat = cut.inserts
+    for i in range(0, len(flat), INSERT_WIDTH):
+        _pack_row(out, ROW_INSERT, *cast(tuple[Any, ...], flat[i : i + INSERT_WIDTH]))
+    flat = cut.updates
+    for i in range(0, len(flat), UPDATE_WIDTH):
+        seq, state, record, result = cast(tuple[Any, ...], flat[i : i + UPDATE_WIDTH])
+        _pack_row(out, ROW_UPDATE, seq, 0, state, record, None, result)
+    for seq in cut.deletes:
+        _pack_row(out, ROW_DELETE, seq, 0, 0, None, None, None)
+    return bytes(out)
+
+
+def _pack_row(
+    out: bytearray,
+    op: int,
+    seq: int,
+    queue: int,
+    state: int,
+    record: bytes | None,
+    data: bytes | None,
+    result: bytes | None,
+) -> None:
+    parts = (record, data, result)
+    try:
+        out += _ROW.pack(op, seq, queue, state, *(-1 if part is None else len(part) for part in parts))
+    except StructError as error:
+        raise OverflowError(f"a number of row {seq} does not fit: {error}") from None
+    for part in parts:
+        out += part or b""
+
+
+def _unpack_rows(buffer: bytes, cut: Cut) -> None:
+    at = 0
+    while at < len(buffer):
+        op, seq, queue, state, *lengths = _ROW.unpack_from(buffer, at)
+        at += _ROW.size
+        parts: list[bytes | None] = []
+        for n in lengths:
+            parts.append(None if n < 0 else buffer[at : at + n])
+            at += max(n, 0)
+        record, data, result = parts
+        if op == ROW_INSERT:
+            cut.inserts += (seq, queue, state, record, data, result)
+        elif op == ROW_UPDATE:
+            cut.updates += (seq, state, record, result)
+        else:
+            cut.deletes.append(seq)
+
+
 def _rows(flat: Sequence[object], width: int) -> dict[int, Sequence[object]]:
     return {cast(int, flat[i]): flat[i : i + width] for i in range(0, len(flat), width)}
 
@@ -128,6 +219,9 @@ class Snapshot:
 
 class Store(Protocol):
     """Where cuts are kept. Every method may be called from any thread."""
+
+    #: Whether cuts may carry their rows packed.
+    takes_packed: bool
 
     @property
     def path(self) -> str | None: ...

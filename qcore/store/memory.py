@@ -17,6 +17,7 @@ class MemoryStore:
     """
 
     path: str | None = None
+    takes_packed: bool = False
     wants_maintenance = False
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class MemoryStore:
             return [self._jobs[seq] for seq in sorted(set(seqs)) if seq in self._jobs]
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
+        cut = cut.unpacked()
         with self._lock:
             self._check_open()
             if self.broken is not None:

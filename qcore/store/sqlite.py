@@ -162,6 +162,8 @@ class SqliteStore:
     Thread-safety: any thread may call; one call at a time runs.
     """
 
+    takes_packed: bool = False
+
     #: Tests make single statements fail with this.
     connection_class: type[sqlite3.Connection] = sqlite3.Connection
 
@@ -350,6 +352,7 @@ class SqliteStore:
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         """Write the whole cut in one transaction, or nothing."""
+        cut = cut.unpacked()
         with self._lock:
             self._check_open()
             inserts, payloads = _split_payloads(cut.inserts)
@@ -384,6 +387,10 @@ class SqliteStore:
             for data in payloads[1::2]:
                 n_pages += len(cast(bytes, data)) // PAGE_BYTES
             self._pages_due -= n_pages
+
+    def _set(self, setting: str) -> None:
+        """Apply a PRAGMA to the connection that commits."""
+        self._con.execute("PRAGMA " + setting).fetchall()
 
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -629,9 +636,12 @@ def _size_of(path: str) -> int:
 
 
 def _fault(error: sqlite3.Error, path: str) -> StoreFault:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    kind = _KINDS.get(code, "other")
-    return StoreFault(f"{path}: {error}", kind)
+    return fault_of(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error), path)
+
+
+def fault_of(code: int, text: str, path: str) -> StoreFault:
+    """The error for a primary result code of SQLite."""
+    return StoreFault(f"{path}: {text}", _KINDS.get(code, "other"))
 
 
 def _inspect(path: str) -> None:

@@ -233,7 +233,9 @@ COMMANDS: Final[Mapping[str, Command]] = _table(
         "Put an active job off, uncharged, or change the time of a queued one.",
         "committed",
     ),
-    Command("Promote", (_ID,), (), ("Job not found or not delayed",), "Make a delayed job ready.", "committed"),
+    Command(
+        "Promote", (_ID,), (), ("Job not found or not delayed",), "Make a delayed job ready.", "committed"
+    ),
     Command(
         "ChangeDelay",
         (_ID, _TOKEN, Field("delay", "duration", required=True, help="ms from now")),

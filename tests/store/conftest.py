@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qcore.store.base import Cut, Row, Store
+from qcore.store.native import NativeSqliteStore
 from qcore.store.sqlite import SqliteStore
 
 StartChild = Callable[..., "subprocess.Popen[str]"]
@@ -19,9 +20,10 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "jobs.db"
 
 
-@pytest.fixture
-def store(db: Path) -> Iterator[SqliteStore]:
-    made = SqliteStore(db)
+@pytest.fixture(params=["module", "native"])
+def store(db: Path, request: pytest.FixtureRequest) -> Iterator[SqliteStore]:
+    """An open store, once over the sqlite3 module and once with the compiled writer."""
+    made: SqliteStore = NativeSqliteStore(db) if request.param == "native" else SqliteStore(db)
     yield made
     made.close()
 

@@ -10,14 +10,28 @@ from pathlib import Path
 import pytest
 
 from qcore.errors import ClosedError
-from qcore.store.base import Cut, Row, Snapshot, Store
+from qcore.store.base import Cut, Row, Snapshot, Store, pack_rows
 from qcore.store.memory import MemoryStore
+from qcore.store.native import NativeSqliteStore
 from qcore.store.sqlite import HEAVY_BYTES, INLINE_DATA_BYTES, LOAD_PAGE_ROWS, SqliteStore
 
 Reopen = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+class PackingStore(NativeSqliteStore):
+    """Takes every row in packed form, as the broker hands them over."""
+
+    def commit(self, cut: Cut, *, sync: bool = False) -> None:
+        rows = pack_rows(cut)
+        packed = Cut(names=cut.names, queues=cut.queues, meta=cut.meta)
+        packed.packed = [*cut.packed, rows] if rows else cut.packed
+        packed.n_packed = cut.n_jobs
+        sizes = [len(data) for data in cut.inserts[4::6] if isinstance(data, bytes)]
+        packed.largest = max([cut.largest, *sizes])
+        super().commit(packed, sync=sync)
+
+
+@pytest.fixture(params=["memory", "sqlite", "native", "packed"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     """Open a store; each further call closes it and opens it again on the same rows."""
     made: list[Store] = []
@@ -29,7 +43,8 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     def sqlite() -> Store:
         if made:
             made[-1].close()
-        made.append(SqliteStore(tmp_path / "jobs.db"))
+        kind = {"sqlite": SqliteStore, "native": NativeSqliteStore, "packed": PackingStore}[request.param]
+        made.append(kind(tmp_path / "jobs.db"))
         return made[-1]
 
     yield memory if request.param == "memory" else sqlite

@@ -128,7 +128,7 @@ def test_a_checkpoint_may_fail_at_any_statement(
 def test_a_full_disk_heals_without_reopening(store: SqliteStore, adds: Adds, rows_of: Rows) -> None:
     store.commit(adds(1, 50))
     pages = store._con.execute("PRAGMA page_count").fetchone()[0]
-    store._con.execute(f"PRAGMA max_page_count = {pages + 5}")
+    store._set(f"max_page_count = {pages + 5}")
     before = rows_of(store)
     for _ in range(3):
         with pytest.raises(StoreFault) as caught:
@@ -137,7 +137,7 @@ def test_a_full_disk_heals_without_reopening(store: SqliteStore, adds: Adds, row
         assert rows_of(store) == before
     assert store.status()["last_error"] == str(caught.value)
     store.commit(Cut(deletes=[1, 2]))  # what needs no space goes on
-    store._con.execute("PRAGMA max_page_count = 1073741823")
+    store._set("max_page_count = 1073741823")
     store.commit(adds(51, 300))
     assert len(rows_of(store)) == 298
     assert store.integrity_check() == []

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+from qcore.broker.core import Broker, Outlet
+
+class Added(NamedTuple):
+    how: str
+    ids: list[str]
+
+@final
+class Session(Outlet):
+    authenticated: bool
+    state: dict[str, Any]
+    def __new__(
+        cls,
+        broker: Broker,
+        on_output: Callable[[], None] | None = None,
+        *,
+        authenticated: bool = True,
+        rate_max: int = 0,
+        rate_window_ms: int = 60_000,
+        settings: object = None,
+    ) -> Session: ...
+    @property
+    def broker(self) -> Broker: ...
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def closing(self) -> bool: ...
+    @property
+    def partial(self) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
+    @property
+    def rate_max(self) -> int: ...
+    def feed(self, data: bytes) -> None: ...
+    def take(self) -> bytes: ...
+    def close(self, *, release: bool = True) -> None: ...
+    def reply(self, reply: dict[str, object], *, held: bool = False, add: bool = False) -> int: ...
+    def announce(self, caps: int) -> None: ...
+    def announced(self, name: str) -> bool: ...
+    def add(self, queue: str, admissions: list[dict[str, Any]]) -> Added: ...
+    def finish(self, job_id: str, token: str | None, result: bytes | None, remove: bool) -> bool: ...
+    def fail(
+        self,
+        job_id: str,
+        token: str | None,
+        error: str,
+        stack: list[str] | None,
+        unrecoverable: bool,
+        remove: bool,
+    ) -> bool: ...
+    def renew(self, job_id: str, token: str | None, lease_ms: int) -> bool: ...
+    def pull(
+        self,
+        queue: str,
+        count: int,
+        lease_ms: int,
+        owned: bool,
+        req_id: bytes | None,
+        timeout_ms: int,
+    ) -> None: ...

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from typing import final
+
+@final
+class IdSource:
+    def __new__(cls, seed: bytes) -> IdSource: ...
+    def next_id(self, now_ms: int) -> str: ...
+    def uniform(self) -> float: ...
