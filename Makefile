@@ -31,7 +31,8 @@ $(VENV)/.installed: $(COMPILED) setup.py pyproject.toml
 
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for lint, dist and bench"
-	@$(BIN)/python -m pip install --quiet -e '.[cli,test,lint,dist,bench]' --config-settings editable_mode=compat
+	@$(BIN)/python .ci/extras.py lint dist bench > $(VENV)/tools.txt
+	@$(BIN)/python -m pip install --quiet -r $(VENV)/tools.txt
 	@touch $@
 
 demo: setup
