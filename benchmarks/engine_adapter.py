@@ -10,19 +10,13 @@ for every call, as a host does, and build every id as text.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+from time import monotonic_ns, time_ns
 from typing import Any
 
 from qcore.engine.engine import EVENT_BITS, Engine
 
 from qcore.wire.packing import pack, unpack
-
-_NS_PER_MS = 1_000_000
-
-
-def _now_ms() -> int:
-    return time.time_ns() // _NS_PER_MS
 
 
 class Packed:
@@ -30,30 +24,33 @@ class Packed:
 
     def __init__(self) -> None:
         self.engine = Engine(os.urandom(16))
+        self._push = self.engine.push
+        self._pull = self.engine.pull
+        self._ack = self.engine.ack
         self.listener: Callable[[Any], None] | None = None
 
     def push(self, queue: str, data: Any) -> str:
-        job_id: str = self.engine.push(queue, data, _now_ms())
+        job_id: str = self._push(queue, data, time_ns() // 1_000_000)
         return job_id
 
     def push_batch(self, queue: str, datas: list[Any]) -> list[str]:
-        ids: list[str] = self.engine.push_many(queue, datas, _now_ms())
+        ids: list[str] = self.engine.push_many(queue, datas, time_ns() // 1_000_000)
         return ids
 
     def pull(self, queue: str) -> tuple[str, Any] | None:
-        job = self.engine.pull(queue, _now_ms(), time.monotonic_ns())
+        job = self._pull(queue, time_ns() // 1_000_000, monotonic_ns())
         return None if job is None else (job[0], job[2])
 
     def pull_batch(self, queue: str, count: int) -> list[tuple[str, Any]]:
-        jobs = self.engine.pull_many(queue, count, _now_ms(), time.monotonic_ns())
+        jobs = self.engine.pull_many(queue, count, time_ns() // 1_000_000, monotonic_ns())
         return [(job_id, data) for job_id, _, data in jobs]
 
     def ack(self, job_id: str) -> None:
-        self.engine.ack(job_id, _now_ms())
+        self._ack(job_id, time_ns() // 1_000_000)
 
     def ack_batch(self, outcomes: list[tuple[str, Any]]) -> None:
         """Complete jobs with their results, keep none of them, tell the listener of each."""
-        now_ms, ack = _now_ms(), self.engine.ack
+        now_ms, ack = time_ns() // 1_000_000, self._ack
         for job_id, result in outcomes:
             ack(job_id, now_ms, result=result, remove=True)
         self._tell()
@@ -70,12 +67,12 @@ class Packed:
             self.engine.listen(queue, EVENT_BITS["completed"])
 
     def waiting(self, queue: str) -> int:
-        counts: dict[str, int] = self.engine.counts(queue, _now_ms())
+        counts: dict[str, int] = self.engine.counts(queue, time_ns() // 1_000_000)
         return counts["waiting"]
 
     def drain(self, queue: str) -> None:
         """Take out every waiting job."""
-        while jobs := self.engine.pull_many(queue, 1000, _now_ms(), time.monotonic_ns()):
+        while jobs := self.engine.pull_many(queue, 1000, time_ns() // 1_000_000, monotonic_ns()):
             for job in jobs:
                 self.engine.remove(job[0])
 
@@ -87,21 +84,22 @@ class Values(Packed):
     """Payloads and results are Python values, packed and unpacked on the way."""
 
     def push(self, queue: str, data: Any) -> str:
-        return super().push(queue, pack(data))
+        job_id: str = self._push(queue, pack(data), time_ns() // 1_000_000)
+        return job_id
 
     def push_batch(self, queue: str, datas: list[Any]) -> list[str]:
         return super().push_batch(queue, [pack(data) for data in datas])
 
     def pull(self, queue: str) -> tuple[str, Any] | None:
-        job = self.engine.pull(queue, _now_ms(), time.monotonic_ns())
+        job = self._pull(queue, time_ns() // 1_000_000, monotonic_ns())
         return None if job is None else (job[0], unpack(job[2]))
 
     def pull_batch(self, queue: str, count: int) -> list[tuple[str, Any]]:
-        jobs = self.engine.pull_many(queue, count, _now_ms(), time.monotonic_ns())
+        jobs = self.engine.pull_many(queue, count, time_ns() // 1_000_000, monotonic_ns())
         return [(job_id, unpack(data)) for job_id, _, data in jobs]
 
     def ack_batch(self, outcomes: list[tuple[str, Any]]) -> None:
-        now_ms, ack = _now_ms(), self.engine.ack
+        now_ms, ack = time_ns() // 1_000_000, self._ack
         for job_id, result in outcomes:
             ack(job_id, now_ms, result=pack(result), remove=True)
         self._tell()
