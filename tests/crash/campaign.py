@@ -1,0 +1,316 @@
+"""Kill engines under load, again and again, and compare their file with their clients' logs.
+
+    python -m tests.crash.campaign --kills 200 --mode server --seed 7
+
+``server``: a server process is killed; producers and workers live on, wait for the next
+one and go on with the jobs in their hands. ``embedded``: the process that is killed
+holds the engine, its producers and its workers. One file serves the whole campaign.
+Prints one JSON line; fails with the first broken promise and keeps the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgpack
+
+from qcore.broker import open_broker
+from qcore.broker.embedded import EmbeddedEngine
+from qcore.broker.opening import Mode, close_broker, commit, flush
+from tests.crash.ledger import Key, Ledger, Row, read_rows
+from tests.crash.load import (
+    EPOCH,
+    QUEUE,
+    Caller,
+    Entry,
+    Load,
+    LocalCaller,
+    Log,
+    TcpCaller,
+    entries_of,
+    finish,
+    finish_batch,
+    framed,
+    pull,
+)
+
+PRODUCERS = 3
+WORKERS = 4
+
+
+def copy_file(source: Path, target: Path) -> Path:
+    """A data file with its log, as they lie there."""
+    for suffix in ("", "-wal"):
+        Path(f"{target}{suffix}").unlink(missing_ok=True)
+        if Path(f"{source}{suffix}").exists():
+            shutil.copyfile(f"{source}{suffix}", f"{target}{suffix}")
+    Path(f"{target}-shm").unlink(missing_ok=True)
+    return target
+
+
+def recovered(source: Path, target: Path, mode: Mode) -> dict[Key, Row]:
+    """What recovery makes of a copy of ``source``; ``target`` is left as if killed right after it."""
+    work = copy_file(source, target.with_name(target.name + "-work"))
+    broker = open_broker(str(work), mode=mode)
+    try:
+        assert not broker.recovery.unreadable, broker.recovery.unreadable
+        broker.engine._check()
+        flush(broker)
+        assert not broker.store.integrity_check()
+        copy_file(work, target)
+    finally:
+        close_broker(broker)
+    return read_rows(copy_file(target, target.with_name(target.name + "-look")))
+
+
+class Campaign:
+    """One file, many crashes."""
+
+    def __init__(self, mode: Mode, seed: int, folder: Path, longest_ms: int) -> None:
+        self.mode: Mode = mode
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.folder = folder
+        self.longest_ms = longest_ms
+        self.file = folder / "jobs.db"
+        self.ledger = Ledger(server=mode == "server")
+        self.kills = 0
+
+    def check(self, entries: list[Entry], ended_at: int, *, clean: bool = False) -> None:
+        """The process is dead: hold its file against the logs. After a clean end nothing is missing."""
+        safe_at = self.ledger.feed(entries)
+        if clean:
+            safe_at = ended_at
+        else:
+            self.kills += 1
+        if not self.file.exists():
+            return
+        crashed = read_rows(copy_file(self.file, self.folder / "crashed.db"))
+        self.ledger.check_crash(crashed, safe_at, ended_at)
+        once = recovered(self.file, self.folder / "once.db", self.mode)
+        self.ledger.check_recovery(crashed, once)
+        # A crash right after recovery, before anybody came: nothing is charged again.
+        twice = recovered(self.folder / "once.db", self.folder / "twice.db", self.mode)
+        assert {k: r.lasting for k, r in once.items()} == {k: r.lasting for k, r in twice.items()}
+
+    def pause(self) -> float:
+        """Seconds until the next kill; every seventh comes during the start."""
+        if self.kills % 7 == 6:
+            return self.rng.random() * (0.25 if self.mode == "server" else 0.01)
+        return (0.01 + self.rng.random()) * self.longest_ms / 1000
+
+    def finish(self) -> None:
+        """Run what is left, in this process, and look at the sum of it all."""
+        before = read_rows(copy_file(self.file, self.folder / "crashed.db"))
+        close_broker(open_broker(str(self.file), mode=self.mode))
+        self.ledger.check_recovery(before, read_rows(self.file))
+        # That was a clean end, so that what is still active is given back uncharged now.
+        self.ledger.lapse(time.monotonic_ns())
+        log = Log()
+        broker = open_broker(str(self.file), mode="embedded")
+        try:
+            drain(broker, log)
+            broker.engine._check()
+        finally:
+            close_broker(broker)
+        self.ledger.feed(log.entries)
+        self.ledger.check_end(read_rows(self.file))
+
+    def report(self) -> dict[str, object]:
+        ledger = self.ledger
+        return {
+            "mode": self.mode,
+            "seed": self.seed,
+            "kills": self.kills,
+            "jobs": sum(add.count for add in ledger.adds if add.told_at),
+            "deliveries": sum(map(len, ledger.deliveries.values())),
+            "confirmed_ends": ledger.ends,
+            "lost_buffered_adds": ledger.lost_buffered,
+            "oldest_loss_ms": round(ledger.oldest_loss_ms, 1),
+            "charged": ledger.charged,
+            "kept_leases": ledger.kept,
+        }
+
+
+class BrokerCaller:
+    """A conversation with a broker that has no thread: whoever asks commits."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self._session = broker.session()
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._session.feed(framed(request))
+        flush(self._broker)
+        reply: dict[str, Any] = msgpack.unpackb(self._session.take()[4:])
+        return reply
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def drain(broker: Any, log: Log) -> None:
+    """Run everything to its end."""
+    caller = BrokerCaller(broker)
+    while True:
+        seconds, cut = broker.pump()
+        if cut is not None:
+            commit(broker, cut)
+        held = pull(log, caller, 1000, 0)
+        if held:
+            finish_batch(log, caller, held)
+            for job, token in held:
+                finish(log, caller, job, token)
+            continue
+        counts = broker.engine.counts(QUEUE, broker.wall_ms)
+        if not counts["delayed"]:
+            assert not counts["active"], counts
+            assert not counts["waiting"], counts
+            return
+        time.sleep(min(0.05, seconds or 0.0))  # a retry becomes due
+
+
+# --- embedded: the process is everything ---------------------------------------------------------
+
+
+def _live(path: Path, log_fd: int, seed: int, first: int) -> NoReturn:
+    """The process that is to be killed."""
+    try:
+        engine = EmbeddedEngine(str(path))
+        log = Log(log_fd)
+        load = Load(log, lambda _: LocalCaller(engine), seed, first, producers=PRODUCERS, workers=WORKERS)
+        load.start()
+        load.failed.wait()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(3)
+
+
+def run_embedded(campaign: Campaign, kills: int) -> None:
+    log_path = campaign.folder / "log"
+    for kill in range(kills):
+        fd = os.open(log_path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND)
+        pid = os.fork()
+        if not pid:
+            _live(campaign.file, fd, campaign.seed * 1000 + kill, kill * EPOCH)
+        os.close(fd)
+        time.sleep(campaign.pause())
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status), f"the process ended by itself with {os.waitstatus_to_exitcode(status)}"
+        campaign.check(entries_of(log_path.read_bytes()), time.monotonic_ns())
+
+
+# --- server: the clients live on -------------------------------------------------------------------
+
+
+class Reach:
+    """Where the present server listens; clients wait here while there is none."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._over = False
+        self._changed = threading.Condition()
+
+    def set(self, port: int, over: bool = False) -> None:
+        with self._changed:
+            self._port, self._over = port, over
+            self._changed.notify_all()
+
+    def connect(self, producer: bool) -> Caller:
+        with self._changed:
+            self._changed.wait_for(lambda: self._port or self._over)
+            if not self._port:
+                raise ConnectionRefusedError
+            port = self._port
+        return TcpCaller(port)
+
+
+def _serve(path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(path)]
+    command += ["--log-level", "error", "--shutdown-timeout-ms", "100"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def _port(server: subprocess.Popen[str]) -> int:
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    assert "listening on 127.0.0.1:" in line, f"the server did not start: {line!r}"
+    return int(line.rsplit(":", 1)[1])
+
+
+def run_server(campaign: Campaign, kills: int) -> None:
+    reach = Reach()
+    log = Log()
+    load = Load(log, reach.connect, campaign.seed, 0, producers=PRODUCERS, workers=WORKERS)
+    load.start()
+    taken = 0
+    for kill in range(kills + 1):
+        server = _serve(campaign.file)
+        assert server.stdout is not None
+        try:
+            pause = campaign.pause()
+            if kill == kills or kill % 7 != 6:
+                reach.set(_port(server))
+            if kill == kills:
+                load.quiet()
+                pause = 0.5
+            assert not load.failed.wait(pause), "a client was told what it must not be told"
+            reach.set(0, over=kill == kills)
+            if kill == kills:
+                load.stop()
+                server.terminate()
+                assert server.wait(30) == 0
+            else:
+                server.kill()
+                server.wait()
+            load.settle()
+        finally:
+            server.kill()
+            server.stdout.close()
+            server.wait()
+        entries, taken = log.entries[taken:], len(log.entries)
+        campaign.check(entries, time.monotonic_ns(), clean=kill == kills)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--mode", choices=["server", "embedded"], default="server")
+    parser.add_argument("--seed", type=int, default=None, help="of the moments and the load; printed")
+    parser.add_argument("--longest-ms", type=int, default=150, help="load between start and kill, at most")
+    parser.add_argument("--folder", type=Path, help="where the files go; default a temporary one")
+    options = parser.parse_args(argv)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="qcore-crash-"))
+    campaign = Campaign(options.mode, seed, folder, options.longest_ms)
+    try:
+        (run_server if options.mode == "server" else run_embedded)(campaign, options.kills)
+        campaign.finish()
+    except BaseException:
+        print(f"seed {seed}, after {campaign.kills} kills; the files are in {folder}", file=sys.stderr)
+        raise
+    print(json.dumps(campaign.report()), flush=True)
+    if options.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

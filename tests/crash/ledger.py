@@ -1,0 +1,314 @@
+"""What must be true of a data file after a crash, given what its clients were told.
+
+The file is read without the engine: rows are decoded here a second time, from the
+description of the record in :mod:`qcore.broker.rows`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+
+from tests.crash.load import Entry, result_of
+
+Key = tuple[int, int]  # producer, number
+
+READY, DELAYED, ACTIVE, COMPLETED, FAILED = 1, 2, 3, 4, 5
+_HEAD = struct.Struct("<BBBBIqqdIIIIIII")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One job as it lies in the file."""
+
+    id: str
+    state: int
+    attempts: int
+    max_attempts: int
+    stalls: int
+    token: str
+    result: bytes | None
+
+    @property
+    def lasting(self) -> tuple[object, ...]:
+        """What time alone does not change: a delay may run out."""
+        state = READY if self.state == DELAYED else self.state
+        return (self.id, state, self.attempts, self.stalls, self.result)
+
+
+def _uuid(record: bytes, at: int) -> str:
+    return str(uuid.UUID(bytes=struct.pack(">QQ", *struct.unpack_from("<QQ", record, at))))
+
+
+def read_rows(path: Path) -> dict[Key, Row]:
+    """Every job in the file by what its data says it is; fails on a double or damaged one."""
+    con = sqlite3.connect(path)
+    try:
+        assert con.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert not con.execute("SELECT seq FROM payloads EXCEPT SELECT seq FROM jobs").fetchall()
+        found = con.execute(
+            "SELECT j.state, j.record, coalesce(p.data, j.data), j.result"
+            " FROM jobs j LEFT JOIN payloads p ON p.seq = j.seq"
+        ).fetchall()
+    finally:
+        con.close()
+    rows: dict[Key, Row] = {}
+    ids: set[str] = set()
+    for state, record, data, result in found:
+        head = _HEAD.unpack_from(record)
+        parts, flags, attempts, max_attempts = head[1], head[4], head[8], head[9]
+        stalls, id_n = head[13], head[14]
+        at = _HEAD.size
+        job_id = record[at : at + id_n].decode() if flags & 1 else _uuid(record, at)
+        token = _uuid(record, at + id_n) if parts & 1 else ""
+        value = msgpack.unpackb(data)
+        key = (value["p"], value["n"])
+        assert key not in rows, f"{key} is in the file twice"
+        assert job_id not in ids, f"the id {job_id} is in the file twice"
+        ids.add(job_id)
+        rows[key] = Row(job_id, state, attempts, max_attempts, stalls, token, result)
+    return rows
+
+
+@dataclass(slots=True)
+class Add:
+    """One request of a producer: ``count`` jobs, numbered from ``key``."""
+
+    key: Key
+    count: int
+    durable: bool
+    custom: str | None
+    tried_at: int
+    told_at: int = 0
+
+    @property
+    def keys(self) -> list[Key]:
+        return [(self.key[0], self.key[1] + i) for i in range(self.count)]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One start of a job, as its worker saw it."""
+
+    id: str
+    token: str
+    attempts: int
+    removes: bool
+    told_at: int
+    how: str = ""
+    end_sent_at: int = 0
+    ended_at: int = 0
+    kept: bool = False  # a crash of the server left it active in the file, so its holder keeps it
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The clients' view, fed with their logs after each crash."""
+
+    server: bool
+    adds: list[Add] = field(default_factory=list)
+    deliveries: dict[Key, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
+    completed: dict[Key, int] = field(default_factory=dict)  # when it was known
+    attempts: dict[Key, int] = field(default_factory=dict)  # as the last recovery left them
+    kills: list[int] = field(default_factory=list)
+    ends: int = 0
+    lost_buffered: int = 0
+    oldest_loss_ms: float = 0.0
+    charged: int = 0
+    kept: int = 0
+    _last: dict[Key, Row] = field(default_factory=dict)  # the file at the crash before
+    _before: dict[Key, int] = field(default_factory=dict)  # ... and the attempts before its recovery
+    _open: dict[int, Add] = field(default_factory=dict)
+    _checked: int = 0  # adds before this index were held against an earlier crash
+
+    # --- the logs ------------------------------------------------------------------------------
+
+    def feed(self, entries: list[Entry]) -> int:
+        """Take in what was logged. What was told before the returned time must be in the file.
+
+        A confirmed commit carries all that was there when it was asked for.
+        """
+        safe = 0
+        for what, at, *values in entries:
+            match what, values:
+                case "add", [producer, n, count, durable, custom]:
+                    self._open[producer] = Add((producer, n), count, durable, custom, at)
+                    self.adds.append(self._open[producer])
+                case "added", [producer]:
+                    add = self._open.pop(producer)
+                    add.told_at = at
+                    if add.durable:
+                        safe = max(safe, add.tried_at)
+                case "pulled", [producer, n, job_id, token, attempts, most, removes]:
+                    assert attempts < most, f"{producer, n} was started after {attempts} attempts of {most}"
+                    self._pulled((producer, n), Delivery(job_id, token, attempts, removes, at))
+                case "renewed", [producer, n, token, ok]:
+                    delivery = self._find((producer, n), token)
+                    if delivery.kept and not delivery.end_sent_at:
+                        assert ok, f"{producer, n}: the lease that was kept could not be renewed"
+                case "end", [producer, n, token, how]:
+                    delivery = self._find((producer, n), token)
+                    delivery.how = how
+                    delivery.end_sent_at = delivery.end_sent_at or at
+                case "ended", [producer, n, token, how, ok, why]:
+                    if self._ended((producer, n), token, how, ok, why, at):
+                        safe = max(safe, self._find((producer, n), token).end_sent_at)
+                case _:
+                    raise AssertionError(f"unknown entry {what} {values}")
+        return safe
+
+    def _find(self, key: Key, token: str) -> Delivery:
+        return next(d for d in self.deliveries[key] if d.token == token)
+
+    def _crashed(self, since: int, until: int) -> bool:
+        return any(since < kill < until for kill in self.kills)
+
+    def _pulled(self, key: Key, new: Delivery) -> None:
+        assert key not in self.completed, f"{key} was confirmed as completed and was given out again"
+        for old in self.deliveries[key]:
+            failed = old.how == "fail"
+            assert new.attempts > old.attempts or not (failed and old.ended_at), (
+                f"{key}: a failure was forgotten"
+            )
+            # A lease that outlived the crash ends by its own failure only.
+            assert failed or not old.kept, f"{key} was given out under a live lease"
+            assert failed or self._crashed(old.told_at, new.told_at), f"{key} was given out twice"
+        self.deliveries[key].append(new)
+
+    def _ended(self, key: Key, token: str, how: str, ok: bool, why: str, at: int) -> bool:
+        delivery = self._find(key, token)
+        if not ok:
+            assert self._crashed(delivery.told_at, at), f"{key}: {how} was refused without a crash: {why}"
+            assert not delivery.kept, f"{key}: {how} under a lease that was kept was refused: {why}"
+            return False
+        delivery.ended_at = at
+        self.ends += 1
+        if how == "ack":
+            self.completed[key] = at
+        return True
+
+    # --- after a crash -------------------------------------------------------------------------
+
+    def check_crash(self, rows: dict[Key, Row], safe_at: int, killed_at: int) -> None:
+        """Hold the file as the crash left it against what was told until then."""
+        epoch_at = self.kills[-1] if self.kills else 0
+        active = [key for key, row in rows.items() if row.state == ACTIVE]
+        if not self.server and any(self._last.get(key) == rows[key] for key in active):
+            # Killed before the recovery was committed, and so before anything else was.
+            assert rows == self._last
+            assert not safe_at
+            self.attempts = self._before
+        self._last, self._before = rows, self.attempts
+        self.kills.append(killed_at)
+        self._check_adds(rows, safe_at, killed_at)
+        self._check_attempts(rows)
+        for key, deliveries in self.deliveries.items():
+            row = rows.get(key)
+            if key in self.completed:
+                self._check_completed(key, row)
+                continue
+            for d in deliveries:
+                active = row is not None and row.state == ACTIVE and row.token == d.token
+                assert active or d.end_sent_at or not d.kept, f"{key}: a lease that was kept is gone"
+                if d.told_at > epoch_at and not d.end_sent_at and (d.told_at < safe_at or not self.server):
+                    # Embedded, no job starts before its start is in the file.
+                    assert active, f"{key}: its delivery should be in the file: {d} {row}"
+                d.kept = self.server and active
+        for key, row in rows.items():
+            if row.state == COMPLETED:
+                # The acknowledgement arrived although its reply did not.
+                self.completed.setdefault(key, killed_at)
+                self._check_completed(key, row)
+
+    def _check_adds(self, rows: dict[Key, Row], safe_at: int, killed_at: int) -> None:
+        holders = {row.id: key for key, row in rows.items()}
+        newest = {add.custom: add for add in self.adds if add.custom}
+        removed = {d.id for ds in self.deliveries.values() for d in ds if d.removes and d.how == "ack"}
+        lost: dict[int, Add] = {}
+        for add in self.adds[self._checked :]:
+            if add.custom:
+                if newest[add.custom] is not add or add.custom in removed:
+                    continue
+                holder = holders.get(add.custom)
+                there = {holder is not None}
+                if holder is not None and holder != add.key:
+                    # An older job with this id was alive, so that nothing was to be added.
+                    assert holder[1] < add.key[1], f"{add.custom} is held by {holder}, which came later"
+                    over = self.completed.get(holder, killed_at)
+                    assert not add.told_at or over > add.tried_at, (
+                        f"{add.key} did not take the id of {holder}"
+                    )
+            else:
+                there = {key in rows for key in add.keys if not self._removed(key)}
+            assert len(there) < 2, f"the batch {add.key} is there in part"
+            if there == {True}:
+                before = lost.get(add.key[0])
+                whole = all(key in rows for key in add.keys)
+                assert not (before and whole), f"{add.key} is there, {before and before.key} before it is not"
+            elif there == {False} and add.told_at:
+                # (One without an answer may have gone into a dead connection, before the next server.)
+                lost.setdefault(add.key[0], add)
+                assert not add.durable, f"the durable add {add.key} was confirmed and is lost"
+                assert add.told_at >= safe_at, f"{add.key} is lost, though a later commit was confirmed"
+                self.lost_buffered += add.count
+                self.oldest_loss_ms = max(self.oldest_loss_ms, (killed_at - add.told_at) / 1e6)
+        self._checked = len(self.adds)
+
+    def _removed(self, key: Key) -> bool:
+        """Whether the job may be gone because it was to be removed on completion."""
+        return any(d.removes and d.how == "ack" for d in self.deliveries.get(key, ()))
+
+    def _check_completed(self, key: Key, row: Row | None) -> None:
+        if row is None:
+            job_id = self.deliveries[key][-1].id
+            reused = any(add.custom == job_id and add.key > key for add in self.adds)
+            assert reused or self._removed(key), f"{key} was confirmed as completed and is gone"
+            return
+        assert row.state == COMPLETED, f"{key} was confirmed as completed and is in state {row.state}"
+        assert row.result == msgpack.packb(result_of(*key)), f"{key} has another result"
+
+    def _check_attempts(self, rows: dict[Key, Row]) -> None:
+        """One for each failure, none for anything else."""
+        for key, row in rows.items():
+            before = self.attempts.get(key, 0)
+            failures = [d for d in self.deliveries.get(key, ()) if d.how == "fail" and d.attempts >= before]
+            least = before + sum(bool(d.ended_at) for d in failures)
+            assert least <= row.attempts <= before + len(failures), f"{key}: {row}, at least {least} attempts"
+            assert row.attempts <= row.max_attempts, f"{key}: {row}"
+
+    def check_recovery(self, crashed: dict[Key, Row], rows: dict[Key, Row]) -> None:
+        """Recovery loses and adds nothing, and charges exactly what was active, once."""
+        assert crashed.keys() == rows.keys()
+        for key, before in crashed.items():
+            after = rows[key]
+            if self.server or before.state != ACTIVE:
+                assert after.lasting == before.lasting, f"{key}: {before} became {after}"
+                self.kept += before.state == ACTIVE
+                continue
+            self.charged += 1
+            assert after.attempts == before.attempts + 1, f"{key}: {before} became {after}"
+            assert after.stalls == before.stalls + 1, f"{key}: {before} became {after}"
+            assert after.state in (READY, DELAYED, FAILED), f"{key}: {before} became {after}"
+            if after.attempts >= after.max_attempts:
+                assert after.state == FAILED, f"{key} has no attempt left: {after}"
+        self.attempts = {key: row.attempts for key, row in rows.items()}
+
+    def lapse(self, at: int) -> None:
+        """A clean restart of an embedded engine: its holders are gone, their jobs are given back."""
+        self.kills.append(at)
+        for deliveries in self.deliveries.values():
+            for d in deliveries:
+                d.kept = False
+
+    def check_end(self, rows: dict[Key, Row]) -> None:
+        """Everything has run: what survived is completed or dead, with its result."""
+        for key, row in rows.items():
+            assert row.state in (COMPLETED, FAILED), f"{key}: {row}"
+        for key in self.completed:
+            self._check_completed(key, rows.get(key))
