@@ -70,5 +70,5 @@ setup(
         force=FORCE,
         show_all_warnings=False,
     ),
-    options={"build_ext": {"force": FORCE}},
+    options={"build_ext": {"force": FORCE, "parallel": os.cpu_count() or 1}},
 )

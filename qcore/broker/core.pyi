@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, final
 
+from typing_extensions import disjoint_base
+
 from qcore.broker.opening import Recovery
 from qcore.broker.session import Session
 from qcore.clock import Clock
@@ -12,6 +14,7 @@ from qcore.errors import StoreError
 from qcore.store.base import Cut, Store
 from qcore.wire.writer import Packed
 
+@disjoint_base
 class Outlet:
     @property
     def closed(self) -> bool: ...

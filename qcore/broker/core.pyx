@@ -281,12 +281,16 @@ cdef class Broker:
         return 0
 
     cdef int c_end_wait(self, Wait wait) except -1:
-        """The wait is over, one way or another. Its place in the line is skipped when met."""
-        if wait.handle:
-            self.ends.c_remove(wait.handle)
-            wait.handle = 0
+        """The wait is over, one way or another. It leaves the line as soon as nobody stands before it."""
+        cdef object waiting = self.queue_waits[wait.queue.index]
+        self.ends.c_remove(wait.handle)
+        wait.handle = 0
         del self.waits[wait.number]
         wait.queue.n_waits -= 1
+        while waiting and not (<Wait>waiting[0]).handle:
+            waiting.popleft()
+        if not waiting:
+            del self.queue_waits[wait.queue.index]
         return 0
 
     cdef int c_serve(self) except -1:
@@ -305,20 +309,14 @@ cdef class Broker:
                 waiting = self.queue_waits.get(q.index)
                 while waiting:
                     wait = <Wait>waiting[0]
-                    if not wait.handle:
-                        waiting.popleft()
-                        continue
                     req_id = NULL
                     if wait.req_id is not None:
                         req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
                     if not self.c_deliver(wait.outlet, q, wait.count, wait.lease_ms, wait.session, req_id,
                                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False):
                         break
-                    waiting.popleft()
                     self.c_end_wait(wait)
                     self.c_notify(wait.outlet)
-                if waiting is not None and not waiting:
-                    del self.queue_waits[q.index]
         return 0
 
     def end_waits(self, Outlet outlet not None):
@@ -490,10 +488,13 @@ cdef class Broker:
         return cut
 
     def begin_commit(self):
-        """Take a cut now if there is anything to write or to answer and none is on its way; else None."""
+        """Take a cut now if there is anything to write or to answer and none is on its way; else None.
+
+        Also when an earlier one failed and its time to be tried again has not come.
+        """
         self.c_enter()
         try:
-            if self.committing or not self.durable or (self.retry_at_ns and self.now_ns < self.retry_at_ns):
+            if self.committing or not self.durable:
                 return None
             if not (self.holding or self.unwritten is not None or self.engine.n_changes):
                 return None
@@ -519,6 +520,8 @@ cdef class Broker:
                 self.degraded = None
                 for slot in staged:
                     self.engine.c_publish(slot, self.now_ms)
+                if self.staged:
+                    self.staged = [slot for slot in self.staged if slot not in staged]
             else:
                 self.unwritten = self.flight_cut
                 self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)
@@ -526,7 +529,9 @@ cdef class Broker:
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
                 for slot in staged:
-                    self.engine.c_forget(slot)
+                    # One that was added again meanwhile stays, for the caller of that.
+                    if slot not in self.staged:
+                        self.engine.c_forget(slot)
             self.flight_cut = None
             for outlet, held, held_adds in flight:
                 if outlet.closed:
@@ -596,7 +601,8 @@ cdef class Broker:
                 self.engine.close_session(outlet.number, self.now_ms)
             for key in [k for k, worker in self.workers.items() if worker["session"] == outlet.number]:
                 del self.workers[key]
-            self.free_numbers.append(outlet.number)
+            if release:
+                self.free_numbers.append(outlet.number)     # else its deliveries still bear it
             self.c_note()
             self.c_serve()
             if self.engine.settled:
@@ -624,8 +630,8 @@ cdef class Broker:
 
     @property
     def unflushed(self):
-        """Changed jobs that no cut has taken yet."""
-        return self.engine.n_changes
+        """Changed jobs that are not on disk yet."""
+        return self.engine.n_changes + (0 if self.unwritten is None else self.unwritten.n_jobs)
 
     # --- reads for generic handlers ----------------------------------------------------------------------
 
@@ -671,12 +677,20 @@ cdef class Broker:
 
 
 cdef int _refuse_held(Writer out, bytes held, str text) except -1:
-    """Replace held replies by errors with the same request ids."""
+    """Replace held replies by errors with the same request ids.
+
+    A pull is answered with its jobs all the same: they are delivered, and nobody else
+    would run or return them. After a crash they are waiting again.
+    """
     cdef Py_ssize_t pos = 0, n, at, end = len(held)
     while pos < end:
         n = int.from_bytes(held[pos:pos + 4], "big")
         reply = msgpack.unpackb(held[pos + 4:pos + 4 + n], strict_map_key=False,
                                 ext_hook=msgpack.ExtType, timestamp=0)
+        if "job" in reply or "jobs" in reply:
+            out.c_raw(PyBytes_AS_STRING(held) + pos, 4 + n)
+            pos += 4 + n
+            continue
         error = {"ok": False, "error": text}
         if "reqId" in reply:
             error["reqId"] = reply["reqId"]

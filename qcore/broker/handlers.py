@@ -26,7 +26,7 @@ from qcore.wire.packing import take_name, unpack_request
 from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
-    from qcore.broker.session import Session
+    from qcore.broker.session import Added, Session
 
 Fields = Mapping[str, Any]
 Reply = dict[str, object]
@@ -53,16 +53,8 @@ UNSERVED_OPTIONS = (
     "ignoreDependencyOnFailure",
     "continueParentOnFailure",
 )
-_KEPT_OPTIONS = (
-    "ttl",
-    "timeout",
-    "stallTimeout",
-    "tags",
-    "keepLogs",
-    "sizeLimit",
-    "debounceId",
-    "debounceTtl",
-)
+MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
+_KEPT_OPTIONS = ("ttl", "timeout", "stallTimeout", "tags", "keepLogs", "sizeLimit", "debounceId", "debounceTtl")
 
 
 def refuse_frame(frame: bytes, text: str) -> Reply:
@@ -182,7 +174,7 @@ def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     _admissible(session, [fields])
     outcome = session.add(fields["queue"], [admission(fields)])
-    _hold_add(answer, outcome.how)
+    _hold_add(answer, outcome)
     return {"id": outcome.ids[0]}
 
 
@@ -195,14 +187,15 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
         except CommandError as error:
             raise CommandError(f"jobs[{index}]: {error.message}") from None
     outcome = session.add(fields["queue"], [admission(options) for options in jobs])
-    _hold_add(answer, outcome.how)
+    _hold_add(answer, outcome)
     return {"ids": outcome.ids}
 
 
-def _hold_add(answer: Answer, how: str) -> None:
+def _hold_add(answer: Answer, outcome: Added) -> None:
     broker = answer.session.broker
-    answer.add = how == "staged"
-    answer.held = broker.durable if how in ("staged", "committed") else broker.hold_adds
+    answer.add = outcome.how == "staged"
+    held = broker.durable if outcome.how in ("staged", "committed") else broker.hold_adds
+    answer.held = held and bool(outcome.ids)  # an empty batch waits for nothing
 
 
 def _admissible(session: Session, jobs: list[Fields]) -> None:
@@ -214,9 +207,7 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
                 raise CommandError(f"{name} is not supported by this server yet")
         for name in ("removeOnComplete", "removeOnFail"):
             if not isinstance(options.get(name, False), bool):
-                raise CommandError(
-                    f"{name} must be a boolean: other forms are not supported by this server yet"
-                )
+                raise CommandError(f"{name} must be a boolean: other forms are not supported by this server yet")
         data = options.get("data")
         limit = options.get("sizeLimit")
         if isinstance(data, Packed):
@@ -229,9 +220,7 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
             if options.get("durable"):
                 raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
             if broker.unflushed > broker.unflushed_limit:
-                raise CommandError(
-                    f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})"
-                )
+                raise CommandError(f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})")
 
 
 def admission(options: Fields) -> dict[str, Any]:
@@ -261,7 +250,8 @@ def admission(options: Fields) -> dict[str, Any]:
         "delay_ms": math.floor(options.get("delay", 0)),
         "created_ms": options.get("timestamp"),
         "attempts": options.get("maxAttempts", DEFAULT_ATTEMPTS),
-        "backoff_ms": math.floor(backoff),
+        # No wait is longer than a day, so what is cut off here changes none.
+        "backoff_ms": min(math.floor(backoff), MAX_BACKOFF_MS),
         "lifo": bool(options.get("lifo")),
         "remove_on_complete": bool(options.get("removeOnComplete")),
         "remove_on_fail": bool(options.get("removeOnFail")),
@@ -286,7 +276,7 @@ def _pull(answer: Answer, fields: Fields) -> None:
     answer.session.pull(
         fields["queue"],
         fields.get("count", 0),
-        fields["lockTtl"] if owner else 0,
+        max(1, fields["lockTtl"]) if owner else 0,
         not (fields["detach"] and not owner),
         packed,
         fields["timeout"],
@@ -617,11 +607,7 @@ def _heartbeat(answer: Answer, fields: Fields) -> Reply:
     if worker is None:
         raise CommandError("Worker not found")
     worker["lastSeen"] = broker.wall_ms
-    for field, name in (
-        ("activeJobs", "activeJobs"),
-        ("processed", "processedJobs"),
-        ("failed", "failedJobs"),
-    ):
+    for field, name in (("activeJobs", "activeJobs"), ("processed", "processedJobs"), ("failed", "failedJobs")):
         if fields.get(field) is not None:
             worker[name] = fields[field]
     return {"data": {"ok": True}}

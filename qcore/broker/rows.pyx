@@ -11,15 +11,16 @@ from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.engine cimport Engine, Queue, RunList
+from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, READY, STAGED, Blob, Job, Run,
+    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job, Run,
     blob_bytes, blob_new,
 )
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
-from qcore.wire.scan cimport c_skip
+from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
 import sys
@@ -35,7 +36,6 @@ cdef enum:
     RECORD_VERSION = 1
     HAS_RUN = 1
     HAS_EXTRA = 2
-    MAX_ID_BYTES = 1 << 20
 
 cdef packed struct RecordHead:
     uint8_t version
@@ -329,14 +329,19 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         raise BadRow(f"unknown queue {queue}")
     if head.name >= <uint32_t>len(engine.name_texts):
         raise BadRow(f"unknown name {head.name}")
+    if head.first_state not in (READY, DELAYED, PARKED):
+        raise BadRow(f"unknown first state {head.first_state}")
     if head.priority != head.priority:
         raise BadRow("priority is not a number")
     terminal = state in (COMPLETED, FAILED)
     if (state == ACTIVE or terminal) != bool(head.parts & HAS_RUN):
         raise BadRow(f"state {state} does not fit the record")
-    if head.id_n > MAX_ID_BYTES or (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < head.id_n:
+    if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
         raise BadRow("the id is cut off")
     cdef const unsigned char *id_p = p + at
+    if head.flags & F_TEXT_ID and (not c_utf8(id_p, head.id_n)
+                                   or uuid_parse(<const char *>id_p, head.id_n, &ids[0], &ids[1])):
+        raise BadRow("the id is no text")
     at += head.id_n
     memset(&tail, 0, sizeof(tail))
     if head.parts & HAS_RUN:
@@ -352,8 +357,10 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         if not isinstance(extra, dict):
             raise BadRow("the options cannot be read")
         token = extra.get("lastToken")
-        if token is not None:
+        if isinstance(token, list):
             extra["lastToken"] = tuple(token)
+    if head.name == 0 and not isinstance((extra or {}).get("name"), str):
+        raise BadRow("the name is missing")
     for value in (data, result):
         if value is not None:
             _one_value(value)
@@ -395,7 +402,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if seq > engine.seq:
         engine.seq = seq
     if not head.parts & HAS_RUN:
-        engine.c_enqueue(q, slot, job, now_ms)
+        # A job that was ready stays so, also if the wall clock was set back meanwhile.
+        engine.c_enqueue(q, slot, job, job.run_ms if state == READY and job.run_ms > now_ms else now_ms)
         return None
     job.run = slab_alloc(&engine.runs)
     run = engine.run_at(job.run)
@@ -442,6 +450,45 @@ cdef int _one_value(bytes value) except -1:
     return 0
 
 
+cdef int _order_finished(Engine engine) except -1:
+    """Finished jobs in the order in which they finished; rows come in order of admission."""
+    cdef Queue q
+    cdef uint32_t at, slot
+    cdef Job *job
+    cdef Run *run
+    cdef RunList *list_
+    cdef TokenEntry evicted
+    cdef uint64_t hi, lo
+    cdef list completed = [], order
+    cdef int i
+    for q in engine.queue_list[1:]:
+        for i in range(2):
+            list_ = &q.completed if i else &q.failed
+            order = []
+            at = list_.head
+            while at:
+                run = engine.run_at(at)
+                order.append((run.finished_ms, engine.job_at(run.job).seq, at))
+                at = run.next
+            order.sort()
+            list_.head = list_.tail = list_.n = 0
+            for _, _, at in order:
+                engine.c_list_append(list_, at, engine.run_at(at))
+            if i:
+                completed += order
+    completed.sort()
+    engine.done.c_clear()
+    for _, _, at in completed:
+        slot = engine.run_at(at).job
+        job = engine.job_at(slot)
+        hi, lo = job.id_hi, job.id_lo
+        if job.flags & F_TEXT_ID:
+            hi = lo
+            lo = ~lo
+        engine.done.c_add(hi, lo, job.queue, slot, &evicted)
+    return 0
+
+
 def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t now_ms):
     """After all rows: decide about the jobs that were active. How many were taken from their holders.
 
@@ -453,6 +500,7 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
     cdef uint32_t at, following, slot
     cdef Job *job
     cdef int n = 0
+    _order_finished(engine)
     for q in engine.queue_list[1:]:
         at = q.active.head
         while at:

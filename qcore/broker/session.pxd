@@ -51,7 +51,7 @@ cdef class Session(Outlet):
     cdef Queue c_queue_at(self, const unsigned char *p, Piece *piece, bint create)
     cdef void c_plain_spec(self, Spec *spec) noexcept
     cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay,
-                        object extra)
+                        object extra, bint durable)
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1
     cdef int c_write_req_id(self, Writer w, const unsigned char *p, Piece *req) except -1
     cdef int c_room(self, Py_ssize_t count) except -2

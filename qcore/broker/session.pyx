@@ -11,12 +11,12 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.math cimport floor, isfinite
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
 from qcore.engine.engine cimport (
-    BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
+    ADDED, BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
 )
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
@@ -91,7 +91,8 @@ cdef class Session(Outlet):
         self.held_adds = Writer()
         self.authenticated = authenticated
         self.rate_max = rate_max
-        self.rate_slice_ns = max(1, rate_window_ms * 1000000 // RATE_SLICES)
+        # One slice more than the window is long: the oldest of them is only partly inside it.
+        self.rate_slice_ns = rate_window_ms * 1000000 // (RATE_SLICES - 1) + 1
         self.settings = settings
         self.state = {}
         broker.adopt(self)
@@ -251,6 +252,7 @@ cdef class Session(Outlet):
         cdef list ids = []
         cdef object data, job_id, extra, name
         cdef bytes packed
+        cdef bint durable = any([options["durable"] for options in admissions])
         for options in admissions:
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
@@ -263,7 +265,8 @@ cdef class Session(Outlet):
             if job_id is not None:
                 spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
             spec.priority = options["priority"]
-            spec.created_ms = -1 if options["created_ms"] is None else options["created_ms"]
+            if options["created_ms"] is not None:
+                spec.created_ms = options["created_ms"]
             spec.max_attempts = options["attempts"]
             spec.backoff_ms = options["backoff_ms"]
             spec.flags = ((F_LIFO if options["lifo"] else 0)
@@ -278,7 +281,7 @@ cdef class Session(Outlet):
                 piece.end = PyBytes_GET_SIZE(packed)
                 c_skip(<const unsigned char *>PyBytes_AS_STRING(packed), 1, piece.end, &piece.notes)
             target = self.c_admit(q, <const unsigned char *>PyBytes_AS_STRING(packed), &spec, &piece,
-                                  options["delay_ms"], extra)
+                                  options["delay_ms"], extra, durable)
             if target is self.held_adds:
                 how = "staged"
             elif target is self.held and how == "plain":
@@ -288,7 +291,11 @@ cdef class Session(Outlet):
 
     def finish(self, str job_id not None, str token, bytes result, bint remove):
         """Complete a job; see :meth:`Engine.ack`."""
-        return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, remove=remove)
+        cdef uint32_t notes = 0
+        if result is not None:
+            c_skip(<const unsigned char *>PyBytes_AS_STRING(result), 0, PyBytes_GET_SIZE(result), &notes)
+        return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, result_notes=notes,
+                                      remove=remove)
 
     def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
         """Fail a job; see :meth:`Engine.fail`."""
@@ -368,7 +375,8 @@ cdef class Session(Outlet):
             # Characters are counted for the bound; bytes say the same while they are fewer.
             if c_str(p, pos, end, &s, &n) < 0 or not 1 <= n <= MAX_JOB_NAME:
                 return DECLINED
-            spec.name = self.broker.engine.c_name((<char *>s)[:n].decode("utf-8"))
+            # A new name is interned by the generic path, once its request is known to be good.
+            spec.name = self.broker.engine.names.get((<char *>s)[:n].decode("utf-8"), 0)
             return SERVED if spec.name else DECLINED
         if _is(key, key_n, b"customId", 8) if batch else _is(key, key_n, b"jobId", 5):
             if c_str(p, pos, end, &s, &n) < 0 or n == 0:
@@ -417,7 +425,7 @@ cdef class Session(Outlet):
     cdef int c_push(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece queue, req, data
         cdef Spec spec
-        cdef Py_ssize_t pos, fields, k, after, at
+        cdef Py_ssize_t pos, f, fields, k, after, at
         cdef const unsigned char *key
         cdef uint32_t notes
         cdef double delay = 0
@@ -428,7 +436,7 @@ cdef class Session(Outlet):
         memset(&data, 0, sizeof(Piece))
         self.c_plain_spec(&spec)
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -440,10 +448,12 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3) and not _not_given(p, pos, after, key, k):
+            elif f and not _not_given(p, pos, after, key, k):
                 data.notes = notes if _is(key, k, b"data", 4) else data.notes
                 if self.c_job_field(p, key, k, pos, after, &spec, &data, &delay, False) == DECLINED:
                     return DECLINED
@@ -457,7 +467,7 @@ cdef class Session(Outlet):
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
-        w = self.c_admit(q, p, &spec, &data, delay, None)
+        w = self.c_admit(q, p, &spec, &data, delay, None, (spec.flags & F_DURABLE) != 0)
         at = w.c_open()
         w.c_map(2 + (req.start != 0))
         _raw(w, K_OK)
@@ -471,25 +481,30 @@ cdef class Session(Outlet):
         memset(spec, 0, sizeof(Spec))
         spec.max_attempts = 3
         spec.backoff_ms = 1000
-        spec.created_ms = -1
+        spec.created_ms = INT64_MIN     # not given
 
-    cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra):
-        """Admit one parsed job, leave its slot in ``last_slot``; where its reply goes."""
+    cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra,
+                        bint durable):
+        """Admit one parsed job, leave its slot in ``last_slot``; where its reply goes.
+
+        ``durable``: the command holds a durable job, so nothing of it counts before its commit.
+        """
         cdef Broker broker = self.broker
         cdef int how
         cdef bint staged
         if data.start:
             spec.data = blob_new(p + data.start, data.end - data.start, data.notes)
-        if spec.created_ms < 0:
+        if spec.created_ms == INT64_MIN:
             spec.created_ms = broker.now_ms
         spec.run_ms = spec.created_ms + <int64_t>delay
-        staged = broker.durable and (spec.flags & F_DURABLE) != 0
+        staged = broker.durable and durable
         self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
-        if staged and how != EXISTING:
-            broker.staged.append(self.last_slot)
+        if how != REUSED and broker.engine.job_at(self.last_slot).state == STAGED:
+            # Added again while its commit is on its way, it depends on the next one as well.
+            if how == ADDED or self.last_slot not in broker.staged:
+                broker.staged.append(self.last_slot)
             return broker.c_reply(self, True, True)
-        if how == REUSED or staged or (how == EXISTING
-                                       and broker.engine.job_at(self.last_slot).state == STAGED):
+        if how == REUSED or staged:
             return broker.c_reply(self, broker.durable, False)
         return broker.c_reply(self, broker.hold_adds, False)
 
@@ -508,9 +523,10 @@ cdef class Session(Outlet):
     cdef int c_pushb(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece queue, req, jobs
         cdef Piece *data
-        cdef Py_ssize_t pos, fields, k, after, at, count = 0, i, parts
+        cdef Py_ssize_t pos, f, fields, k, after, at, count = 0, i, parts
         cdef const unsigned char *key
         cdef uint32_t notes
+        cdef bint durable = False
         cdef Queue q
         cdef Writer w, target
         cdef Spec *spec
@@ -518,7 +534,7 @@ cdef class Session(Outlet):
         memset(&req, 0, sizeof(Piece))
         memset(&jobs, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -563,10 +579,12 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or jobs.start == 0:
@@ -576,10 +594,12 @@ cdef class Session(Outlet):
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
+        for i in range(count):
+            durable = durable or (self.specs[i].flags & F_DURABLE) != 0
         w = self.out
         slots = self.slots
         for i in range(count):
-            target = self.c_admit(q, p, &self.specs[i], &self.pieces[i], self.delays[i], None)
+            target = self.c_admit(q, p, &self.specs[i], &self.pieces[i], self.delays[i], None, durable)
             slots[i] = self.last_slot
             # One member that must wait for its commit lets the whole reply wait.
             if w is self.out or target is self.held_adds:
@@ -614,7 +634,7 @@ cdef class Session(Outlet):
 
     cdef int c_pull(self, const unsigned char *p, Py_ssize_t n, bint batch) except -1:
         cdef Piece queue, req
-        cdef Py_ssize_t pos, fields, k, after, count = 0, size
+        cdef Py_ssize_t pos, f, fields, k, after, count = 0, size
         cdef const unsigned char *key
         cdef const unsigned char *s
         cdef uint32_t notes
@@ -625,7 +645,7 @@ cdef class Session(Outlet):
         memset(&queue, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -637,6 +657,8 @@ cdef class Session(Outlet):
                 queue.start = pos
                 queue.end = after
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
@@ -661,7 +683,7 @@ cdef class Session(Outlet):
                 if after - pos != 1 or p[pos] not in (0xC2, 0xC3):
                     return DECLINED
                 detach = p[pos] == 0xC3
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or (batch and count == 0):
@@ -707,7 +729,7 @@ cdef class Session(Outlet):
 
     cdef int c_ack(self, const unsigned char *p, Py_ssize_t n) except -1:
         cdef Piece job_id, token, result, req
-        cdef Py_ssize_t pos, fields, k, after, size, at
+        cdef Py_ssize_t pos, f, fields, k, after, size, at
         cdef const unsigned char *key
         cdef const unsigned char *s
         cdef uint32_t notes, slot
@@ -721,7 +743,7 @@ cdef class Session(Outlet):
         memset(&result, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -741,10 +763,12 @@ cdef class Session(Outlet):
                     result.end = after
                     result.notes = notes
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or job_id.start == 0 or result.end - result.start > MAX_DATA:
@@ -771,7 +795,7 @@ cdef class Session(Outlet):
     cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1:
         """All members plain and acceptable: one walk to judge them, one to apply them."""
         cdef Piece ids, tokens, results, req
-        cdef Py_ssize_t pos, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
+        cdef Py_ssize_t pos, f, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
         cdef Py_ssize_t id_pos, token_pos, result_pos, following
         cdef const unsigned char *key
         cdef const unsigned char *s
@@ -787,7 +811,7 @@ cdef class Session(Outlet):
         memset(&results, 0, sizeof(Piece))
         memset(&req, 0, sizeof(Piece))
         pos = c_map(p, 0, n, &fields)
-        for _ in range(fields):
+        for f in range(fields):
             pos = c_str(p, pos, n, &key, &k)
             if pos < 0:
                 return DECLINED
@@ -808,10 +832,12 @@ cdef class Session(Outlet):
                 if results.start < 0:
                     return DECLINED
             elif _is(key, k, b"reqId", 5):
+                if not _echoes(p[pos]):
+                    return DECLINED
                 req.start = pos
                 req.end = after
                 req.notes = notes
-            elif not _is(key, k, b"cmd", 3):
+            elif f:                     # the first field is the command
                 return DECLINED
             pos = after
         if pos != n or req.notes or n_ids == 0 or self.c_room(n_ids) < 0:
@@ -864,6 +890,11 @@ cdef class Session(Outlet):
         self.c_write_req_id(w, p, &req)
         w.c_close(at)
         return SERVED
+
+
+cdef inline bint _echoes(unsigned char head) noexcept nogil:
+    """Whether a request id is a plain value, given back as it came. Lists, maps and the like are looked into."""
+    return head < 0x80 or head >= 0xE0 or 0xA0 <= head <= 0xC6 or 0xCA <= head <= 0xD3 or 0xD9 <= head <= 0xDB
 
 
 cdef inline bint _undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:

@@ -144,7 +144,7 @@ cdef class Engine:
     cdef int c_fail(self, uint32_t slot, str error, object stack, str reason, bint final, bint remove,
                     int64_t now_ms) except -1
     cdef int c_bury(self, Queue q, uint32_t slot, Job *job, str reason, object error, int64_t now_ms) except -1
-    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1
+    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1
     cdef int c_forget(self, uint32_t slot) except -1
     cdef int c_evict(self, uint32_t slot) except -1
     cdef int c_drop_evicted(self, uint32_t slot) except -1

@@ -66,7 +66,7 @@ class Engine:
         *,
         name: str = "default",
         job_id: str | None = None,
-        priority: float = 0,
+        priority: float = 0.0,
         delay_ms: int = 0,
         created_ms: int = -1,
         attempts: int = 3,

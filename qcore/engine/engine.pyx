@@ -54,6 +54,8 @@ cdef enum:
     LATE_ANSWERS = 10000
     PROMOTIONS = 50000          # due jobs moved in one turn, so that a flood cannot stall the host
 
+cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
+
 STATE_NAMES = {
     READY: "waiting",
     DELAYED: "delayed",
@@ -77,6 +79,11 @@ cdef int64_t order_of(double priority) noexcept nogil:
     """An integer that sorts higher priorities first. -0.0 and 0.0 are one priority."""
     cdef int64_t bits = qcore_bits(-(priority + 0.0) + 0.0)
     return bits if bits >= 0 else bits ^ <int64_t>0x7FFFFFFFFFFFFFFF
+
+
+cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
+    """A deadline; beyond 100 years they are all the same, and no overflow."""
+    return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
 cdef int present_token(object token, uint64_t *hi, uint64_t *lo) except -1:
@@ -326,6 +333,7 @@ cdef class Engine:
         """
         cdef uint64_t hi = 0, lo = 0
         cdef uint32_t slot, flags = spec.flags
+        cdef uint64_t done_hi, done_lo
         cdef Blob *text = NULL
         cdef Job *job
         how[0] = ADDED
@@ -339,10 +347,18 @@ cdef class Engine:
                     spec.data = NULL
                     return slot
                 how[0] = REUSED
+                staged = False          # its predecessor is gone already; one cut carries both
                 self.c_forget(slot)
             flags |= F_CUSTOM_ID
-            if not uuid_parse(spec.id_text, spec.id_n, &hi, &lo):
+            if uuid_parse(spec.id_text, spec.id_n, &hi, &lo):
+                done_hi = hi
+                done_lo = lo
+            else:
                 flags |= F_TEXT_ID
+                done_hi = self.c_hash(spec.id_text, spec.id_n)
+                done_lo = ~done_hi
+            # Evidence of an earlier generation must not give this one its old place.
+            self.done.c_delete(done_hi, done_lo)
         else:
             self.ids.c_next_id(now_ms, &hi, &lo)
         self.c_reserve()
@@ -501,9 +517,9 @@ cdef class Engine:
             if lease_ms:
                 self.ids.c_next_token(now_ms, &run.token_hi, &run.token_lo)
                 run.lease_ms = lease_ms
-                run.expires_ns = now_ns + lease_ms * 1000000
+                run.expires_ns = _later(now_ns, lease_ms)
             if timeout:
-                run.timeout_ns = now_ns + <int64_t>timeout * 1000000
+                run.timeout_ns = _later(now_ns, timeout)
             self.c_own(slot, run, session)
             self.c_arm(slot, run)
             job.run = self.spare_run
@@ -548,15 +564,16 @@ cdef class Engine:
             job = self.job_at(slot)
             if job.state == ACTIVE:
                 run = self.run_at(job.run)
+                if kind == TOKEN:
+                    if run.token_hi == hi and run.token_lo == lo:
+                        return MAY
+                    if self.final_tokens and (hi, lo) in self.final_tokens:
+                        return ALREADY_FINAL
+                    if job.extra != NULL and (<dict>job.extra).get("lastToken") == (hi, lo):
+                        return TOKEN_WRONG      # of the delivery before this one
                 if run.token_hi == 0:
                     return MAY
-                if kind == NO_TOKEN:
-                    return TOKEN_MISSING
-                if kind == TOKEN and run.token_hi == hi and run.token_lo == lo:
-                    return MAY
-                if kind == TOKEN and self.final_tokens and (hi, lo) in self.final_tokens:
-                    return ALREADY_FINAL
-                return TOKEN_WRONG
+                return TOKEN_MISSING if kind == NO_TOKEN else TOKEN_WRONG
             if kind == TOKEN and job.extra != NULL and (job.state == READY or job.state == DELAYED):
                 if (<dict>job.extra).get("lastToken") == (hi, lo):
                     return LATE
@@ -577,6 +594,9 @@ cdef class Engine:
             self.c_disown(run)
         run.expires_ns = 0
         run.timeout_ns = 0
+        if job.extra != NULL:
+            # An earlier holder may report only until somebody else had the job.
+            (<dict>job.extra).pop("lastToken", None)
         if q.n_waits:
             self.c_wake(q)
         return 0
@@ -610,8 +630,6 @@ cdef class Engine:
             if self.done.c_add(hi, lo, q.index, 0, &evicted) and evicted.value:
                 self.c_evict(evicted.value)
             return 0
-        if job.extra != NULL:
-            (<dict>job.extra).pop("lastToken", None)
         self.c_list_append(&q.completed, job.run, run)
         self.c_mark(slot, job)
         if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
@@ -668,7 +686,7 @@ cdef class Engine:
             return False
         run.heartbeat_ms = now_ms
         run.renewals += 1
-        run.expires_ns = now_ns + (lease_ms if lease_ms else run.lease_ms) * 1000000
+        run.expires_ns = _later(now_ns, lease_ms if lease_ms else run.lease_ms)
         self.c_arm(slot, run)
         self.c_mark(slot, job)
         return True
@@ -686,7 +704,7 @@ cdef class Engine:
         again = not final and job.attempts < job.max_attempts
         self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
-            extra["stacktrace"] = stack[:extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)]
+            extra["stacktrace"] = stack[:max(0, int(extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)))]
         if q.event_mask & EV_FAILED:
             self.c_emit(EV_FAILED, q, job, now_ms, (error, not again))
         if not again:
@@ -696,7 +714,7 @@ cdef class Engine:
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
         job.run_ms = now_ms + self.c_backoff(job, extra)
-        self.c_requeue(q, slot, job, now_ms)
+        self.c_requeue(q, slot, job, now_ms, True)
         if q.event_mask & EV_RETRIED:
             self.c_emit(EV_RETRIED, q, job, now_ms, None)
         return 0
@@ -740,8 +758,12 @@ cdef class Engine:
             return "prioritized" if job.priority > 0 else "waiting"
         return STATE_NAMES[job.first_state]
 
-    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1:
-        """A job that has left the active state goes back to its queue."""
+    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1:
+        """A job that has left the active state goes back to its queue.
+
+        ``later``: it waits for its run time. Else it was ready before and is so again, also
+        when the wall clock was set back meanwhile, and keeps its place.
+        """
         cdef list timeline
         if job.extra != NULL and "timeline" in <dict>job.extra:
             timeline = (<dict>job.extra)["timeline"]
@@ -750,7 +772,7 @@ cdef class Engine:
         slab_free(&self.runs, job.run)
         job.run = 0
         self.c_mark(slot, job)
-        return self.c_enqueue(q, slot, job, now_ms)
+        return self.c_enqueue(q, slot, job, now_ms if later or job.run_ms < now_ms else job.run_ms)
 
     cdef int c_bury(self, Queue q, uint32_t slot, Job *job, str reason, object error, int64_t now_ms) except -1:
         """Dead-letter a job that is in no list any more. The oldest entry above the cap is dropped."""
@@ -762,7 +784,6 @@ cdef class Engine:
         run = self.run_at(job.run)
         run.finished_ms = now_ms
         run.token_hi = run.token_lo = 0
-        extra.pop("lastToken", None)
         extra["dlq"] = {
             "reason": reason,
             "error": error,
@@ -809,7 +830,7 @@ cdef class Engine:
         if hi:
             # Until somebody else gets the job, its old holder may still report the work as done.
             extra["lastToken"] = (hi, lo)
-        return self.c_requeue(q, slot, job, now_ms)
+        return self.c_requeue(q, slot, job, now_ms, False)
 
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome):
         """Remember how the engine ended a delivery, for its holder's late answer. Bounded, first in first out."""
@@ -896,7 +917,7 @@ cdef class Engine:
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         self.c_leave_active(q, slot, job, self.run_at(job.run))
-        return self.c_requeue(q, slot, job, now_ms)
+        return self.c_requeue(q, slot, job, now_ms, False)
 
     cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
         """Give a delivery back to be run at another time. Postponing is not failing: nothing is charged."""
@@ -904,7 +925,7 @@ cdef class Engine:
         cdef Queue q = self.c_queue_of(job)
         self.c_leave_active(q, slot, job, self.run_at(job.run))
         job.run_ms = run_ms
-        return self.c_requeue(q, slot, job, now_ms)
+        return self.c_requeue(q, slot, job, now_ms, True)
 
     cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
         """Change the run time of a queued job."""
@@ -1188,8 +1209,11 @@ cdef class Engine:
                 None if job.data == NULL
                 else PyBytes_FromStringAndSize(<char *>blob_bytes(job.data), job.data.size))
 
-    def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None, bint remove=False):
+    def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None,
+            uint32_t result_notes=0, bint remove=False):
         """Complete an active job; False when the engine had ended this delivery before.
+
+        ``result_notes`` are the ``BlobNote`` bits of the result.
 
         :raises StateError: the job is not active
         :raises LeaseError: the token is missing or wrong
@@ -1203,7 +1227,7 @@ cdef class Engine:
         if verdict != MAY and verdict != LATE:
             raise refusal(verdict, job_id)
         if result is not None:
-            packed = blob_new(<const char *>result, len(result), 0)
+            packed = blob_new(<const char *>result, len(result), result_notes)
         if verdict == LATE:
             self.c_complete_late(slot, packed, remove, now_ms)
         else:
@@ -1355,7 +1379,7 @@ cdef class Engine:
         cdef int64_t due, left = -1, other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
-            left = max(0, due - now_ms) * 1000000
+            left = _later(0, max(0, due - now_ms))
         if self.deadlines.c_first(&due, &item):
             other = max(0, due - now_ns)
             if left < 0 or other < left:

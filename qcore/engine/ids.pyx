@@ -39,6 +39,7 @@ cdef class IdSource:
         if len(seed) != 16:
             raise ValueError(f"seed must be 16 bytes, got {len(seed)}")
         memcpy(&self.key, <const char *>seed, 16)
+        self.last_hi = VERSION_7
 
     cdef uint64_t c_random(self) noexcept nogil:
         self.counter += 1

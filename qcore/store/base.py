@@ -58,12 +58,12 @@ class Cut:
     inserts: list[object] = field(default_factory=list)
     updates: list[object] = field(default_factory=list)
     deletes: list[int] = field(default_factory=list)
-    packed: list[bytes] = field(default_factory=list)
-    n_packed: int = 0
-    largest: int = 0
     names: list[tuple[int, str]] = field(default_factory=list)
     queues: list[tuple[int, bytes | None]] = field(default_factory=list)
     meta: dict[str, bytes] = field(default_factory=dict)
+    packed: list[bytes] = field(default_factory=list)
+    n_packed: int = 0
+    largest: int = 0
 
     @property
     def n_jobs(self) -> int:

@@ -43,6 +43,7 @@ __all__ = [
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_GROUP_PRIORITY: Final = 2_097_151
+_INT64_END: Final = 2.0**63
 
 
 class Absent(Enum):
@@ -151,15 +152,18 @@ def _number(name: str, value: object, *, numeric_text: bool = False) -> int | fl
     if type(value) is int:
         return value
     if numeric_text and isinstance(value, str) and _NUMERIC.fullmatch(value):
-        try:
-            return int(value)
-        except ValueError:
-            value = float(value)
+        text, value = value, float(value)
+        if abs(value) < _INT64_END:
+            try:
+                return int(text)
+            except ValueError:
+                pass
     if not isinstance(value, float):
         raise Refused(f"{name} must be a number")
     if not math.isfinite(value):
         raise Refused(f"{name} must be a finite number")
-    return int(value) if value.is_integer() else value
+    # An int of 300 digits could be neither stored nor answered.
+    return int(value) if value.is_integer() and abs(value) < _INT64_END else value
 
 
 def _bounded(name: str, value: int | float, minimum: int | None, maximum: int | None) -> None:
@@ -198,7 +202,7 @@ def _number_check(field: Field, *, numeric_text: bool, duration: bool = False, w
 
     def check(value: object) -> int | float:
         number = _number(name, value, numeric_text=numeric_text)
-        if whole and not isinstance(number, int):
+        if whole and not float(number).is_integer():
             raise Refused(f"{name} must be an integer")
         _bounded(name, number, low, high)
         return _whole_ms(number) if duration else number

@@ -1,0 +1,17 @@
+"""Settings for all tests."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# No deadlines: the speed of a machine that is shared says nothing about correctness.
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
+settings.register_profile(
+    "nightly", max_examples=5000, stateful_step_count=200, deadline=None, print_blob=True
+)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") == "true" else "dev")
+)

@@ -1,0 +1,347 @@
+"""The compiled engine and its plain twin side by side, in random walks on one clock.
+
+After every step both give the same states, attempts, counts, events and order, and
+the compiled one passes its own check. Few queues, few custom ids, short leases and
+small numbers: collisions are where the errors are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qcore.broker import rows
+from qcore.clock import ManualClock
+from qcore.engine.engine import EVENT_BITS, Engine
+from qcore.errors import QError
+from qcore.reference.engine import Engine as Twin
+from qcore.reference.engine import Saved
+from qcore.store.base import Cut
+from qcore.store.memory import MemoryStore
+
+QUEUES = ("a", "b")
+CUSTOM_IDS = ("one", "two", "00000000-0000-7000-8000-000000000001")
+ALL_EVENTS = sum(EVENT_BITS.values())
+BACKOFFS: dict[bytes, tuple[int, dict[str, object]]] = {  # told apart by the payload
+    b"\x00": (1000, {}),
+    b"\x01": (200, {"backoffConfig": {"type": "exponential", "delay": 200, "jitter": 0}}),
+    b"\x02": (0, {}),
+}
+FOREIGN_TOKEN = "01890000-0000-7000-8000-000000000000"
+
+queues = st.sampled_from("aaab")
+leases = st.sampled_from([0, 50, 1000])
+sessions = st.integers(0, 2)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.sampled_from([-1.5, -0.0, 0, 1, 1, 7.25]),
+        "lifo": st.booleans(),
+        "delay_ms": st.sampled_from([-1000, -1, 0, 1, 30, 500]),
+        "attempts": st.integers(1, 3),
+        "remove_on_complete": st.booleans(),
+        "remove_on_fail": st.booleans(),
+        "job_id": st.sampled_from(CUSTOM_IDS),
+        "ttl_ms": st.sampled_from([0, 20, 1000]),
+        "timeout_ms": st.sampled_from([0, 20, 50, 1000]),
+    },
+)
+
+
+def answer(call: Callable[[], object]) -> object:
+    """What a call returns, or which error it raises in which words."""
+    try:
+        return call()
+    except QError as error:
+        return (type(error), str(error))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    tracking = False
+    max_completed = 2
+
+    @initialize(seed=st.binary(min_size=16, max_size=16))
+    def start(self, seed: bytes) -> None:
+        self.clock = ManualClock()
+        self.engine = Engine(seed, tracking=self.tracking, max_completed=self.max_completed)
+        self.twin = Twin(max_completed=self.max_completed, retry_wait_ms=self.retry_wait_ms)
+        self.ids: list[str] = list(CUSTOM_IDS)
+        self.tokens: list[str | None] = [None, "", "no token", FOREIGN_TOKEN]
+        self.deliveries: list[tuple[str, str | None]] = []
+        self.numbers = itertools.count()
+        self.listen()
+
+    def listen(self) -> None:
+        for queue in QUEUES:
+            self.engine.listen(queue, ALL_EVENTS)
+            self.twin.listen(queue)
+
+    def retry_wait_ms(self, job_id: str) -> int:
+        """The engine drew the jitter; the twin only judges that the wait is one of those allowed."""
+        wait = int(self.engine.run_at_ms(job_id)) - self.ms
+        attempts = self.twin.jobs[job_id].attempts
+        backoff_ms, config = BACKOFFS[self.twin.jobs[job_id].data or b""]
+        if config:
+            assert wait == backoff_ms * 2 ** (attempts - 1)
+        else:
+            assert 0.5 * backoff_ms * 2**attempts <= wait <= 1.5 * backoff_ms * 2**attempts
+        return wait
+
+    @property
+    def ms(self) -> int:
+        return self.clock.now_ms()
+
+    @property
+    def ns(self) -> int:
+        return self.clock.now_ns()
+
+    def some_job(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(self.ids))
+
+    def some_delivery(self, data: st.DataObject) -> tuple[str, str | None]:
+        """Mostly a pair that was handed out at some time; sometimes an id with whatever token."""
+        if self.deliveries and data.draw(st.integers(0, 4)):
+            return self.deliveries[-1 - data.draw(st.integers(0, min(6, len(self.deliveries) - 1)))]
+        return self.some_job(data), data.draw(st.sampled_from(self.tokens))
+
+    # --- rules ---------------------------------------------------------------------------
+
+    @rule(
+        queue=queues,
+        options=options,
+        data=st.sampled_from([*BACKOFFS, b"\x02"]),
+        created=st.sampled_from([None, None, 5, 10**12]),
+    )
+    def push(self, queue: str, options: dict[str, Any], data: bytes, created: int | None) -> None:
+        backoff_ms, config = BACKOFFS[data]
+        extra = dict(config)
+        plain = {k: v for k, v in options.items() if k not in ("ttl_ms", "timeout_ms")}
+        for key, name in (("ttl_ms", "ttl"), ("timeout_ms", "timeout")):
+            if key in options:
+                extra[name] = options[key]
+        got = self.engine.push(
+            queue,
+            data,
+            self.ms,
+            created_ms=-1 if created is None else created,
+            backoff_ms=backoff_ms,
+            extra=extra or None,
+            **plain,
+        )
+        assert got == self.twin.push(queue, data, self.ms, new_id=got, created_ms=created, **options)
+        if got not in self.ids:
+            self.ids.append(got)
+
+    @rule(queue=queues, count=st.integers(0, 5))
+    def push_many(self, queue: str, count: int) -> None:
+        got = self.engine.push_many(queue, [b"\x00"] * count, self.ms)
+        assert len(set(got)) == count
+        assert got == sorted(got)
+        for new_id in got:
+            self.twin.push(queue, b"\x00", self.ms, new_id=new_id)
+        self.ids += got
+
+    def delivered(self, got: Any, queue: str, lease_ms: int, session: int) -> None:
+        token = got[1] if got else None
+        assert got == self.twin.pull(queue, self.ms, self.ns, token=token, lease_ms=lease_ms, session=session)
+        if got:
+            assert (token is None) == (lease_ms == 0)
+            assert token is None or token not in self.tokens
+            self.deliveries.append((got[0], token))
+            if token is not None:
+                self.tokens.append(token)
+
+    @rule(queue=queues, lease_ms=leases, session=sessions)
+    def pull(self, queue: str, lease_ms: int, session: int) -> None:
+        got = self.engine.pull(queue, self.ms, self.ns, lease_ms=lease_ms, session=session)
+        self.delivered(got, queue, lease_ms, session)
+
+    @rule(queue=queues, count=st.integers(0, 4), lease_ms=leases, session=sessions)
+    def pull_many(self, queue: str, count: int, lease_ms: int, session: int) -> None:
+        got = self.engine.pull_many(queue, count, self.ms, self.ns, lease_ms=lease_ms, session=session)
+        assert len(got) <= count
+        for one in got:
+            self.delivered(one, queue, lease_ms, session)
+        if len(got) < count:
+            self.delivered(None, queue, lease_ms, session)
+
+    @rule(queue=queues, lease_ms=leases, session=sessions, keep=st.booleans())
+    def pull_and_finish(self, queue: str, lease_ms: int, session: int, keep: bool) -> None:
+        self.pull(queue, lease_ms, session)
+        if self.deliveries:
+            job_id, token = self.deliveries[-1]
+            if keep:
+                self.both("ack", job_id, token=token, result=b"\x07")
+            else:
+                self.both("fail", job_id, token=token, error="no")
+
+    @rule(queue=queues)
+    def pull_and_lose(self, queue: str) -> None:
+        """The holder sleeps past the end of its lease."""
+        self.pull(queue, 50, 1)
+        self.advance(50, True)
+
+    def both(self, command: str, job_id: str, **how: Any) -> None:
+        got = answer(lambda: getattr(self.engine, command)(job_id, self.ms, **how))
+        assert got == answer(lambda: getattr(self.twin, command)(job_id, self.ms, **how))
+
+    @rule(data=st.data(), result=st.sampled_from([None, b"\xc0", b"\xa2ok"]), remove=st.booleans())
+    def ack(self, data: st.DataObject, result: bytes | None, remove: bool) -> None:
+        job_id, token = self.some_delivery(data)
+        self.both("ack", job_id, token=token, result=result, remove=remove)
+
+    @rule(data=st.data(), unrecoverable=st.booleans(), remove=st.booleans())
+    def fail(self, data: st.DataObject, unrecoverable: bool, remove: bool) -> None:
+        job_id, token = self.some_delivery(data)
+        self.both("fail", job_id, token=token, error="why", unrecoverable=unrecoverable, remove=remove)
+
+    @rule(data=st.data(), lease_ms=st.sampled_from([0, 0, 30, 5000]))
+    def renew(self, data: st.DataObject, lease_ms: int) -> None:
+        job_id, token = self.some_delivery(data)
+        how = {"token": token, "lease_ms": lease_ms}
+        assert self.engine.renew(job_id, self.ms, self.ns, **how) == self.twin.renew(
+            job_id, self.ms, self.ns, **how
+        )
+
+    @rule(ms=st.sampled_from([0, 1, 19, 20, 30, 200, 1000]), handle=st.booleans())
+    def advance(self, ms: int, handle: bool) -> None:
+        self.clock.advance(ms)
+        if handle:
+            while self.engine.advance(self.ms, self.ns):
+                pass
+            self.twin.advance(self.ms, self.ns)
+
+    @rule(ms=st.sampled_from([-120_000, -100, 100, 120_000]))
+    def step_wall_clock(self, ms: int) -> None:
+        self.clock.set_wall(self.ms + ms)
+
+    @rule(queue=queues, paused=st.booleans())
+    def pause(self, queue: str, paused: bool) -> None:
+        self.engine.pause(queue, paused)
+        self.twin.pause(queue, paused)
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        job_id = self.some_job(data)
+        assert self.engine.remove(job_id) == self.twin.remove(job_id)
+
+    @rule(session=sessions)
+    def close_session(self, session: int) -> None:
+        assert self.engine.close_session(session, self.ms) == self.twin.close_session(session, self.ms)
+
+    # --- agreement -----------------------------------------------------------------------
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "twin"):
+            return
+        engine, twin = self.engine, self.twin
+        engine._check()
+        assert Counter(engine.take_events()) == Counter(twin.events)
+        twin.events = []
+        assert len(engine) == len(twin.jobs)
+        for job_id in self.ids:
+            assert engine.state(job_id) == twin.state(job_id), job_id
+            assert engine.result(job_id) == twin.result(job_id), job_id
+            job = twin.jobs.get(job_id)
+            if job is not None:
+                assert engine.attempts(job_id) == job.attempts <= job.max_attempts
+                assert engine.run_at_ms(job_id) == job.run_ms
+        assert engine.next_due(self.ms, self.ns) == twin.next_due(self.ms, self.ns)
+
+    @rule(queue=queues)
+    def count(self, queue: str) -> None:
+        assert self.engine.counts(queue, self.ms) == self.twin.counts(queue, self.ms)
+        q, counted = self.engine.queue(queue), self.twin.queues.get(queue)
+        if counted is not None:
+            assert (q.total_pushed, q.total_pulled, q.total_completed, q.total_failed) == (
+                counted.pushed,
+                counted.pulled,
+                counted.completed,
+                counted.failed,
+            )
+
+    def teardown(self) -> None:
+        """Whatever happened, what is left comes out in the same order, and then nothing is left."""
+        if not hasattr(self, "twin"):
+            return
+        self.clock.advance(10_000_000)
+        while self.engine.advance(self.ms, self.ns):
+            pass
+        self.twin.advance(self.ms, self.ns)
+        for queue in QUEUES:
+            self.pause(queue, False)
+            for one in self.engine.pull_many(queue, 1000, self.ms, self.ns):
+                self.delivered(one, queue, 0, 0)
+            self.delivered(None, queue, 0, 0)
+            self.count(queue)
+        self.agree()
+        for job_id in self.ids:
+            assert self.engine.remove(job_id) == self.twin.remove(job_id)
+        assert len(self.engine) == 0
+        assert self.engine.next_due(self.ms, self.ns) is None
+        self.engine._check()
+
+
+class StoredEngineMachine(EngineMachine):
+    """The same with a store: what it holds is always a past state of the whole engine."""
+
+    tracking = True
+    max_completed = 1000
+
+    @initialize()
+    def open(self) -> None:
+        self.store = MemoryStore()
+        self.saved = Saved()
+        self.restarts = 0
+
+    @rule()
+    def save(self) -> None:
+        self.store.commit(Cut(*rows.take_rows(self.engine, self.ms, self.ns)))
+        assert self.engine.n_changes == 0
+        self.saved = self.twin.save(self.ms, self.ns)
+
+    @rule()
+    def save_nothing_new(self) -> None:
+        """A second cut right after a first is empty, so nothing is written twice."""
+        self.save()
+        assert Cut(*rows.take_rows(self.engine, self.ms, self.ns)).is_empty
+
+    @precondition(lambda self: self.restarts < 4)
+    @rule(
+        save_first=st.booleans(),
+        keep_leases=st.booleans(),
+        charge=st.booleans(),
+        away_ms=st.sampled_from([0, 0, 40, 700, 100_000]),
+        reboot=st.booleans(),
+        seed=st.binary(min_size=16, max_size=16),
+    )
+    def restart(
+        self, save_first: bool, keep_leases: bool, charge: bool, away_ms: int, reboot: bool, seed: bytes
+    ) -> None:
+        if save_first:
+            self.save()
+        self.restarts += 1
+        self.clock.advance(away_ms)
+        if reboot:  # the monotonic clock begins anew; only the wall clock goes on
+            self.clock = ManualClock(self.ms, 5)
+        self.store = self.store.reopened()
+        self.engine = Engine(seed, tracking=True, max_completed=self.max_completed)
+        snapshot = self.store.load()
+        rows.restore_names(self.engine, snapshot.names, snapshot.queues)
+        for row in snapshot.jobs:
+            rows.restore(self.engine, row, self.ms, self.ns)
+        rows.settle_active(self.engine, keep_leases, charge, self.ms)
+        self.twin.restart(self.saved, self.ms, self.ns, keep_leases=keep_leases, charge=charge)
+        self.listen()
+
+
+TestEngine = EngineMachine.TestCase
+TestStoredEngine = StoredEngineMachine.TestCase
+TestEngine.settings = TestStoredEngine.settings = settings(stateful_step_count=40)
