@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,11 +143,3 @@ def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return program
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait for what another process does; a guard against hanging, not a measure."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened in time"
-        time.sleep(0.005)

@@ -23,7 +23,7 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 #: A program that adds jobs, takes one, and then ends in some way.
 HEAD = """
 import os, sys, threading, time
-from qclient import Queue, Worker
+from qclient import ClosedError, Queue, Worker
 queue = Queue("q", sys.argv[1])
 queue.add_bulk([("n", i) for i in range(20)])
 queue.add("last", {})
@@ -45,9 +45,12 @@ thread.join()
     "a daemon thread that goes on adding": """
 added = threading.Event()
 def add():
-    while True:
-        queue.add("more", {})
-        added.set()
+    try:
+        while True:
+            queue.add("more", {})
+            added.set()
+    except ClosedError:    # the engine is gone while the thread still runs
+        pass
 threading.Thread(target=add, daemon=True).start()
 added.wait()
 """,
@@ -56,7 +59,10 @@ waits = threading.Event()
 def wait():
     job = queue.add("never", {})
     waits.set()
-    job.result()
+    try:
+        job.result()
+    except ClosedError:
+        pass
 threading.Thread(target=wait, daemon=True).start()
 waits.wait()
 """,
@@ -94,10 +100,7 @@ def test_an_embedded_engine_flushes_when_the_interpreter_ends(
     )
     assert done.returncode == EXIT_CODES.get(how, 0), done.stderr
     assert "Fatal Python error" not in done.stderr
-    if "daemon thread" in how:
-        # The engine is gone while the thread still runs; it is told so.
-        assert "ClosedError" in done.stderr or not done.stderr
-    elif how not in EXIT_CODES:
+    if how not in EXIT_CODES:
         # One line of a worker that is still there says as much.
         assert all("the engine closed the session" in line for line in done.stderr.splitlines())
     assert not Path(f"{file}-wal").exists() or not Path(f"{file}-wal").stat().st_size
