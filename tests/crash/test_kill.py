@@ -135,7 +135,7 @@ import os, sys, time
 from qclient import Queue, Worker
 
 def run(job):
-    os.write(1, (job.id + "\n").encode())
+    os.write(1, (job.id + chr(10)).encode())
     time.sleep(60)
 
 Worker("q", run, sys.argv[1], concurrency=4, lock_duration=60).run()
