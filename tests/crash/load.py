@@ -187,7 +187,7 @@ class Load:
                 with self._conversation():
                     add(self.log, caller, producer, n, rng)
             except OSError:
-                caller = None
+                caller = _dropped(caller)
             except BaseException:
                 self.failed.set()
                 raise
@@ -220,7 +220,7 @@ class Load:
                         finish(self.log, caller, *held[-1])
                         held.pop()
             except OSError:
-                caller = None
+                caller = _dropped(caller)
                 if self._stop.is_set():
                     break
             except BaseException:
@@ -228,6 +228,12 @@ class Load:
                 raise
         if caller is not None:
             caller.close()
+
+
+def _dropped(caller: Caller | None) -> None:
+    """Close a connection that broke, if there was one."""
+    if caller is not None:
+        caller.close()
 
 
 def add(log: Log, caller: Caller, producer: int, n: int, rng: random.Random) -> None:
