@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    what = row.metric.title + (f", {row.variant}" if row.variant else "")
+    what = f"{row.metric.title} {row.variant}".rstrip()
     target = "" if row.target is None else f"{row.target:g}"
     ratio = f"{row.ratio:.2f} ({min(row.paired):.2f} to {max(row.paired):.2f})"
     return (f"{what}, {row.metric.unit}", row.peer, spread(row.theirs), spread(row.ours), ratio, target)
@@ -208,6 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{workload.name:32} {workload.title}")
         return 0 if args.list else 2
     node = args.reference or os.environ.get("QCORE_BENCH_NODE")
+    # An end asked for from outside stops the servers too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     setup = prepare(Path(node).resolve() if node else None, Path(args.scratch) if args.scratch else None)
     facts = about(setup, args.runs)
     table: list[Row] = []

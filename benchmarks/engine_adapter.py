@@ -15,7 +15,6 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from qcore.engine.engine import EVENT_BITS, Engine
-
 from qcore.wire.packing import pack, unpack
 
 
@@ -91,11 +90,11 @@ class Values(Packed):
         return super().push_batch(queue, [pack(data) for data in datas])
 
     def pull(self, queue: str) -> tuple[str, Any] | None:
-        job = self._pull(queue, time_ns() // 1_000_000, monotonic_ns())
+        job: Any = self._pull(queue, time_ns() // 1_000_000, monotonic_ns())
         return None if job is None else (job[0], unpack(job[2]))
 
     def pull_batch(self, queue: str, count: int) -> list[tuple[str, Any]]:
-        jobs = self.engine.pull_many(queue, count, time_ns() // 1_000_000, monotonic_ns())
+        jobs: list[Any] = self.engine.pull_many(queue, count, time_ns() // 1_000_000, monotonic_ns())
         return [(job_id, unpack(data)) for job_id, _, data in jobs]
 
     def ack_batch(self, outcomes: list[tuple[str, Any]]) -> None:

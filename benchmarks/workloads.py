@@ -107,15 +107,14 @@ SINGLE = (
     Metric("p50_us", "median", "us", False),
     Metric("p99_us", "99th percentile", "us", False),
 )
+WRITTEN = Metric("server_bytes_written", "bytes written", "B/job", False)
 MEMORY = (Metric("bytes_per_job", "memory of a waiting job", "B", False, {"bunqueue": 6}),)
 
 
 def engine(name: str, title: str, what: str, script: str, n: int, metrics: tuple[Metric, ...]) -> Workload:
     ours = {
-        f"{payload} payloads": our_script(
-            "engine_ours.py", f"--what={what}", f"--n={n}", f"--payload={payload}"
-        )
-        for payload in ("packed", "values")
+        variant: our_script("engine_ours.py", f"--what={what}", f"--n={n}", f"--payload={payload}")
+        for payload, variant in (("packed", "of packed bytes"), ("values", "of values, packed and unpacked"))
     }
     return Workload(name, title, metrics, {"bunqueue": peer_script(script, f"--n={n}")}, ours)
 
@@ -130,7 +129,7 @@ def server_load(
     metrics.append(Metric("server_cpu_us", "server's processor time", "us/job", False))
     metrics.append(Metric("server_peak_mib", "server's peak memory", "MiB", False))
     if disk and what == "drain":
-        metrics.append(Metric("server_bytes_written", "bytes written", "B/job", False))
+        metrics.append(WRITTEN)
     return Workload(
         f"server/{'disk' if disk else 'memory'}/{name}",
         f"server {'on disk' if disk else 'in memory'}, C client: {title}",
@@ -190,6 +189,7 @@ def _workloads() -> list[Workload]:
                     Metric("server_cpu_us", "server's processor time", "us/job", False),
                     Metric("worker_cpu_us", "worker's processor time", "us/job", False),
                     Metric("server_peak_mib", "server's peak memory", "MiB", False),
+                    *((WRITTEN,) if disk else ()),
                 ),
                 {"bunqueue": drained("bunqueue", disk, n), "BullMQ": drained("bullmq", disk, n)},
                 {"": drained("ours", disk, n)},
