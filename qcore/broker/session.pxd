@@ -1,7 +1,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.broker.core cimport Broker, Outlet
-from qcore.engine.engine cimport Queue, Spec
+from qcore.engine.queue cimport Queue
+from qcore.engine.transitions cimport Spec
 from qcore.wire.writer cimport Writer
 
 cdef enum:

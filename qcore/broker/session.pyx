@@ -15,13 +15,13 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
-from qcore.engine.engine cimport (
-    ADDED, BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
-)
+from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, blob_new,
 )
+from qcore.engine.queue cimport Queue
+from qcore.engine.transitions cimport ADDED, BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Spec
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
 
