@@ -15,7 +15,6 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from qcore.engine.engine import EVENT_BITS, Engine
-
 from qcore.wire.packing import pack, unpack
 
 

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
 from qcore.engine.engine cimport (
-    ADDED, BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
+    ADDED, BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
 )
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (

@@ -90,6 +90,7 @@ class Engine:
         *,
         token: str | None = None,
         result: bytes | None = None,
+        result_notes: int = 0,
         remove: bool = False,
     ) -> bool: ...
     def fail(
