@@ -44,6 +44,7 @@ class Engine(Transitions):
         *,
         token: str | None = None,
         result: bytes | None = None,
+        result_notes: int = 0,
         remove: bool = False,
     ) -> bool: ...
     def fail(
