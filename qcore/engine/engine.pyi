@@ -46,6 +46,7 @@ class Engine(Transitions):
         result: bytes | None = None,
         result_notes: int = 0,
         remove: bool = False,
+        remember: bool = False,
     ) -> bool: ...
     def fail(
         self,
@@ -57,6 +58,7 @@ class Engine(Transitions):
         stack: list[str] | None = None,
         unrecoverable: bool = False,
         remove: bool = False,
+        remember: bool = False,
     ) -> bool: ...
     def renew(
         self, job_id: str, now_ms: int, now_ns: int, *, token: str | None = None, lease_ms: int = 0

@@ -151,10 +151,11 @@ cdef class Engine(Transitions):
                 else PyBytes_FromStringAndSize(<char *>blob_bytes(job.data), job.data.size))
 
     def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None,
-            uint32_t result_notes=0, bint remove=False):
+            uint32_t result_notes=0, bint remove=False, bint remember=False):
         """Complete an active job; False when the engine had ended this delivery before.
 
-        ``result_notes`` are the ``BlobNote`` bits of the result.
+        ``result_notes`` are the ``BlobNote`` bits of the result. With ``remember`` the outcome is
+        kept by its token, so that the same call again, after a lost reply, answers the same.
 
         :raises StateError: the job is not active
         :raises LeaseError: the token is missing or wrong
@@ -164,7 +165,7 @@ cdef class Engine(Transitions):
         cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
         cdef Blob *packed = NULL
         if verdict == ALREADY_FINAL:
-            return False
+            return self.final_tokens[(hi, lo)] == "completed"
         if verdict != MAY and verdict != LATE:
             raise refusal(verdict, job_id)
         if result is not None:
@@ -173,10 +174,12 @@ cdef class Engine(Transitions):
             self.c_complete_late(slot, packed, remove, now_ms)
         else:
             self.c_complete(slot, packed, remove, now_ms)
+        if remember and hi:
+            self.c_finalise(hi, lo, "completed")
         return True
 
     def fail(self, str job_id not None, int64_t now_ms, *, str token=None, str error="", list stack=None,
-             bint unrecoverable=False, bint remove=False):
+             bint unrecoverable=False, bint remove=False, bint remember=False):
         """Fail an active job: retry after its backoff, or dead-letter it. False as for :meth:`ack`.
 
         :raises StateError: the job is not active
@@ -185,11 +188,15 @@ cdef class Engine(Transitions):
         cdef uint64_t hi, lo
         cdef uint32_t slot = self.c_slot(job_id)
         cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
-        if verdict == ALREADY_FINAL or verdict == LATE:
+        if verdict == ALREADY_FINAL:
+            return self.final_tokens[(hi, lo)] == "failed"
+        if verdict == LATE:
             return False
         if verdict != MAY:
             raise refusal(verdict, job_id)
         self.c_fail(slot, error, stack, "max_attempts_exceeded", unrecoverable, remove, now_ms)
+        if remember and hi:
+            self.c_finalise(hi, lo, "failed")
         return True
 
     def renew(self, str job_id not None, int64_t now_ms, int64_t now_ns, *, str token=None, int64_t lease_ms=0):
