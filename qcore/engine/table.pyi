@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from typing_extensions import disjoint_base
+
 from qcore.engine.ids import IdSource
 
 STATE_NAMES: Final[dict[int, str]]
 EVENT_BITS: Final[dict[str, int]]
 
+@disjoint_base
 class Table:
     def __new__(
         cls, seed: bytes, *, tracking: bool = False, archive: bool = False, max_completed: int = 50_000
