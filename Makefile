@@ -32,7 +32,7 @@ $(VENV)/.installed: $(COMPILED) setup.py pyproject.toml
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for lint, dist and bench"
 	@$(BIN)/python .ci/extras.py lint dist bench > $(VENV)/tools.txt
-	@$(BIN)/python -m pip install --quiet -r $(VENV)/tools.txt
+	@$(BIN)/python -m pip install --quiet -r $(VENV)/tools.txt 2> $(VENV)/tools.log || { cat $(VENV)/tools.log; exit 1; }
 	@touch $@
 
 demo: setup

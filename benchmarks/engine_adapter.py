@@ -14,7 +14,8 @@ from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from qcore.engine.engine import EVENT_BITS, Engine
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
 from qcore.wire.packing import pack, unpack
 
 

@@ -2,7 +2,8 @@ from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.broker.rows cimport Encoder
-from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.engine cimport Engine
+from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.wire.writer cimport Writer
 

@@ -18,9 +18,10 @@ from libc.time cimport time_t
 
 from qcore.broker.jobview cimport CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
-from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
 from qcore.engine.job cimport COMPLETED, STAGED, Job, Run
+from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key
 from qcore.wire.writer cimport Writer, c_packed

@@ -54,7 +54,16 @@ UNSERVED_OPTIONS = (
     "continueParentOnFailure",
 )
 MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
-_KEPT_OPTIONS = ("ttl", "timeout", "stallTimeout", "tags", "keepLogs", "sizeLimit", "debounceId", "debounceTtl")
+_KEPT_OPTIONS = (
+    "ttl",
+    "timeout",
+    "stallTimeout",
+    "tags",
+    "keepLogs",
+    "sizeLimit",
+    "debounceId",
+    "debounceTtl",
+)
 
 
 def refuse_frame(frame: bytes, text: str) -> Reply:
@@ -207,7 +216,9 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
                 raise CommandError(f"{name} is not supported by this server yet")
         for name in ("removeOnComplete", "removeOnFail"):
             if not isinstance(options.get(name, False), bool):
-                raise CommandError(f"{name} must be a boolean: other forms are not supported by this server yet")
+                raise CommandError(
+                    f"{name} must be a boolean: other forms are not supported by this server yet"
+                )
         data = options.get("data")
         limit = options.get("sizeLimit")
         if isinstance(data, Packed):
@@ -220,7 +231,9 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
             if options.get("durable"):
                 raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
             if broker.unflushed > broker.unflushed_limit:
-                raise CommandError(f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})")
+                raise CommandError(
+                    f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})"
+                )
 
 
 def admission(options: Fields) -> dict[str, Any]:
@@ -607,7 +620,11 @@ def _heartbeat(answer: Answer, fields: Fields) -> Reply:
     if worker is None:
         raise CommandError("Worker not found")
     worker["lastSeen"] = broker.wall_ms
-    for field, name in (("activeJobs", "activeJobs"), ("processed", "processedJobs"), ("failed", "failedJobs")):
+    for field, name in (
+        ("activeJobs", "activeJobs"),
+        ("processed", "processedJobs"),
+        ("failed", "failedJobs"),
+    ):
         if fields.get(field) is not None:
             worker[name] = fields[field]
     return {"data": {"ok": True}}

@@ -8,11 +8,12 @@ walk the table of optional fields.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint32_t
 
-from qcore.engine.engine cimport Engine, Queue
+from qcore.engine.engine cimport Engine
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, F_CUSTOM_ID, F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
     NOTE_INT64, NOTE_TYPED, Blob, Job, Run, blob_bytes,
 )
+from qcore.engine.queue cimport Queue
 from qcore.wire.plain cimport c_plain
 from qcore.wire.writer cimport Writer
 

@@ -1,7 +1,9 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.broker.core cimport Broker, Outlet
-from qcore.engine.engine cimport Queue, Spec
+from qcore.engine.job cimport Blob
+from qcore.engine.queue cimport Queue
+from qcore.engine.transitions cimport Spec
 from qcore.wire.writer cimport Writer
 
 cdef enum:
@@ -52,6 +54,7 @@ cdef class Session(Outlet):
     cdef void c_plain_spec(self, Spec *spec) noexcept
     cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay,
                         object extra, bint durable)
+    cdef int c_complete(self, uint32_t slot, Blob *result) except -1
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1
     cdef int c_write_req_id(self, Writer w, const unsigned char *p, Piece *req) except -1
     cdef int c_room(self, Py_ssize_t count) except -2

@@ -15,13 +15,14 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet
-from qcore.engine.engine cimport (
-    ADDED, BAD_TOKEN, EXISTING, MAY, NO_TOKEN, REUSED, TOKEN, Engine, Queue, Spec,
-)
+from qcore.broker.jobview cimport CAP_OUTCOMES
+from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, blob_new,
+    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Run, blob_new,
 )
+from qcore.engine.queue cimport Queue
+from qcore.engine.transitions cimport ADDED, BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Spec
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
 
@@ -295,12 +296,13 @@ cdef class Session(Outlet):
         if result is not None:
             c_skip(<const unsigned char *>PyBytes_AS_STRING(result), 0, PyBytes_GET_SIZE(result), &notes)
         return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, result_notes=notes,
-                                      remove=remove)
+                                      remove=remove, remember=(self.caps & CAP_OUTCOMES) != 0)
 
     def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
         """Fail a job; see :meth:`Engine.fail`."""
         return self.broker.engine.fail(job_id, self.broker.now_ms, token=token, error=error, stack=stack,
-                                       unrecoverable=unrecoverable, remove=remove)
+                                       unrecoverable=unrecoverable, remove=remove,
+                                       remember=(self.caps & CAP_OUTCOMES) != 0)
 
     def renew(self, str job_id not None, str token, int64_t lease_ms):
         """Renew a lease; see :meth:`Engine.renew`."""
@@ -783,7 +785,7 @@ cdef class Session(Outlet):
             return DECLINED                 # refusals and late answers have their words in the generic path
         if result.start:
             packed = blob_new(p + result.start, result.end - result.start, result.notes)
-        engine.c_complete(slot, packed, False, self.broker.now_ms)
+        self.c_complete(slot, packed)
         w = self.broker.c_reply(self, self.broker.hold_changes, False)
         at = w.c_open()
         w.c_map(1 + (req.start != 0))
@@ -791,6 +793,16 @@ cdef class Session(Outlet):
         self.c_write_req_id(w, p, &req)
         w.c_close(at)
         return SERVED
+
+    cdef int c_complete(self, uint32_t slot, Blob *result) except -1:
+        """Complete a judged delivery; clients that understand outcomes may ask again after a lost reply."""
+        cdef Engine engine = self.broker.engine
+        cdef Run *run = engine.run_at(engine.job_at(slot).run)
+        cdef uint64_t hi = run.token_hi, lo = run.token_lo
+        engine.c_complete(slot, result, False, self.broker.now_ms)
+        if hi and self.caps & CAP_OUTCOMES:
+            engine.c_finalise(hi, lo, "completed")
+        return 0
 
     cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1:
         """All members plain and acceptable: one walk to judge them, one to apply them."""
@@ -882,7 +894,7 @@ cdef class Session(Outlet):
             if n_results >= 0 and self.pieces[i].start:
                 packed = blob_new(p + self.pieces[i].start, self.pieces[i].end - self.pieces[i].start,
                                   self.pieces[i].notes)
-            engine.c_complete(self.slots[i], packed, False, self.broker.now_ms)
+            self.c_complete(self.slots[i], packed)
         w = self.broker.c_reply(self, self.broker.hold_changes, False)
         at = w.c_open()
         w.c_map(1 + (req.start != 0))

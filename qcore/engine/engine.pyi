@@ -1,63 +1,17 @@
 from __future__ import annotations
 
-from typing import Any, Final, final
+from typing import Any, final
 
-from qcore.engine.ids import IdSource
-
-STATE_NAMES: Final[dict[int, str]]
-EVENT_BITS: Final[dict[str, int]]
+from qcore.engine.queue import Queue
+from qcore.engine.transitions import Transitions
 
 def refusal(verdict: int, job_id: str) -> Exception: ...
 
 @final
-class Queue:
-    def __new__(cls, index: int, name: str, seed: int) -> Queue: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    paused: bool
-    max_stalls: int
-    dlq_max_entries: int
-    event_mask: int
-    @property
-    def n_ready(self) -> int: ...
-    @property
-    def n_prioritized(self) -> int: ...
-    @property
-    def n_delayed(self) -> int: ...
-    @property
-    def n_active(self) -> int: ...
-    @property
-    def n_completed(self) -> int: ...
-    @property
-    def n_failed(self) -> int: ...
-    @property
-    def n_staged(self) -> int: ...
-    @property
-    def n_archived(self) -> int: ...
-    @property
-    def total_pushed(self) -> int: ...
-    @property
-    def total_pulled(self) -> int: ...
-    @property
-    def total_completed(self) -> int: ...
-    @property
-    def total_failed(self) -> int: ...
-
-@final
-class Engine:
+class Engine(Transitions):
     def __new__(
         cls, seed: bytes, *, tracking: bool = False, archive: bool = False, max_completed: int = 50_000
     ) -> Engine: ...
-    @property
-    def ids(self) -> IdSource: ...
-    @property
-    def archive(self) -> bool: ...
-    @property
-    def events(self) -> list[tuple[str, str, str, int, Any]]: ...
-    @property
-    def n_changes(self) -> int: ...
     def push(
         self,
         queue: str,
@@ -90,7 +44,9 @@ class Engine:
         *,
         token: str | None = None,
         result: bytes | None = None,
+        result_notes: int = 0,
         remove: bool = False,
+        remember: bool = False,
     ) -> bool: ...
     def fail(
         self,
@@ -102,6 +58,7 @@ class Engine:
         stack: list[str] | None = None,
         unrecoverable: bool = False,
         remove: bool = False,
+        remember: bool = False,
     ) -> bool: ...
     def renew(
         self, job_id: str, now_ms: int, now_ns: int, *, token: str | None = None, lease_ms: int = 0

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qcore.broker import rows
 from qcore.clock import ManualClock
-from qcore.engine.engine import EVENT_BITS, Engine
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
 from qcore.errors import QError
 from qcore.reference.engine import Engine as Twin
 from qcore.reference.engine import Saved

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qcore.engine.engine import EVENT_BITS, Engine
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
 from qcore.errors import LeaseError, StateError
 
 SEED = bytes(16)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from qcore.engine.engine import EVENT_BITS, Engine
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
 
 SEED = bytes(16)
 NOW = 1_700_000_000_000

@@ -104,11 +104,7 @@ def test_imports_point_downwards(name: str, path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [
-        (name, path)
-        for name, path in FILES
-        if part(name) in ("qcore.engine", "qcore.structs")
-    ],
+    [(name, path) for name, path in FILES if part(name) in ("qcore.engine", "qcore.structs")],
     ids=lambda value: value.name if isinstance(value, Path) else value,
 )
 def test_the_engine_reads_no_clock_and_does_no_io(name: str, path: Path) -> None:

@@ -1,0 +1,33 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.structs.skiplist cimport SkipList
+
+# A list of jobs in one state, linked through their Run records, oldest first.
+cdef struct RunList:
+    uint32_t head
+    uint32_t tail
+    uint32_t n
+
+cdef bytes packed_text(str text)
+
+
+cdef class Queue:
+    cdef readonly uint32_t index
+    cdef readonly str name
+    cdef bytes name_packed
+    cdef SkipList ready
+    cdef DelayHeap delayed
+    cdef uint32_t due           # handle in the engine's heap of queues with delayed jobs
+    cdef RunList active, completed, failed
+    cdef readonly Py_ssize_t n_prioritized      # of the ready ones
+    cdef readonly Py_ssize_t n_staged
+    cdef public bint paused
+    cdef public uint32_t max_stalls             # 0 = unlimited
+    cdef public uint32_t dlq_max_entries
+    cdef public uint32_t event_mask
+    cdef readonly int64_t total_pushed, total_pulled, total_completed, total_failed
+    cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds
+    cdef Py_ssize_t n_waits     # pulls that wait for a job; kept by the host
+    cdef bint woken             # listed in the engine's wake list
+    cdef bint dirty

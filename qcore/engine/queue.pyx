@@ -1,0 +1,56 @@
+"""A queue: the places of its jobs and what is set for it."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.structs.skiplist cimport SkipList
+
+from qcore import limits
+
+
+cdef bytes packed_text(str text):
+    """A text as MessagePack."""
+    cdef bytes utf8 = text.encode()
+    if len(utf8) < 32:
+        return bytes([0xA0 | len(utf8)]) + utf8
+    if len(utf8) < 256:
+        return b"\xd9" + bytes([len(utf8)]) + utf8
+    return b"\xda" + len(utf8).to_bytes(2, "big") + utf8
+
+
+@cython.final
+cdef class Queue:
+    """A named set of jobs. Created by first use."""
+
+    def __cinit__(self, uint32_t index, str name not None, uint64_t seed):
+        self.index = index
+        self.name = name
+        self.name_packed = packed_text(name)
+        self.ready = SkipList(seed)
+        self.delayed = DelayHeap()
+        self.max_stalls = limits.DEFAULT_MAX_STALLS
+        self.dlq_max_entries = limits.DEFAULT_DLQ_MAX_ENTRIES
+
+    @property
+    def n_ready(self):
+        """Jobs that can start now, paused or not."""
+        return self.ready.n
+
+    @property
+    def n_delayed(self):
+        """Jobs whose time has not come."""
+        return self.delayed.n
+
+    @property
+    def n_active(self):
+        return self.active.n
+
+    @property
+    def n_completed(self):
+        """Retained completed jobs, in memory or only in the store."""
+        return self.completed.n + self.n_archived
+
+    @property
+    def n_failed(self):
+        return self.failed.n

@@ -1,0 +1,91 @@
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from qcore.engine.ids cimport IdSource
+from qcore.engine.job cimport Blob, Job, Run
+from qcore.engine.queue cimport Queue, RunList
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.structs.idtable cimport IdTable
+from qcore.structs.siphash cimport SipKey
+from qcore.structs.skiplist cimport Key
+from qcore.structs.slab cimport Slab
+from qcore.structs.tokens cimport CompletionTokens
+
+cdef enum EventType:            # bits of a queue's event mask
+    EV_PUSHED = 1
+    EV_PULLED = 2
+    EV_COMPLETED = 4
+    EV_FAILED = 8
+    EV_RETRIED = 16
+    EV_STALLED = 32
+
+
+cdef class Table:
+    cdef Slab jobs, runs
+    cdef IdTable index
+    cdef SipKey hash_key
+    cdef readonly IdSource ids
+    cdef dict queues            # name -> Queue
+    cdef list queue_list        # index -> Queue; entry 0 is None
+    cdef dict names             # job name -> index
+    cdef list name_texts        # index -> str; entry 0 is None
+    cdef list name_packed       # index -> packed bytes
+    cdef DelayHeap due          # queues by their earliest delayed job (wall ms)
+    cdef DelayHeap deadlines    # active jobs by lease end or timeout (monotonic ns)
+    cdef CompletionTokens done  # finished ids, recent first out
+    cdef int64_t seq, deliveries
+    cdef readonly bint archive  # finished jobs evicted from memory stay in the store
+    cdef bint tracking          # a store listens: changes are collected
+    cdef uint32_t *dirty        # slots of changed jobs; 0 = gone since
+    cdef uint32_t n_dirty, cap_dirty
+    cdef list deleted           # sequence numbers of stored jobs that are gone
+    cdef list new_names         # (index, text) not yet taken by the store
+    cdef list dirty_queues
+    cdef list woken             # queues with a waiting pull that may have got a job
+    cdef readonly list events   # built only where someone listens
+    cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)
+    cdef dict final_tokens      # token -> outcome, of deliveries ended by the engine
+    cdef object final_order
+    cdef uint32_t *sessions     # session -> head of its deliveries
+    cdef uint32_t cap_sessions
+    cdef uint32_t spare_run     # a Run record in reserve
+    cdef set evicted            # completed jobs out of memory as soon as the next cut has them
+
+    @cython.final
+    cdef inline Job *job_at(self, uint32_t slot) noexcept:
+        return <Job *>(self.jobs.chunks[slot >> 10] + (slot & 1023) * sizeof(Job))
+
+    @cython.final
+    cdef inline Run *run_at(self, uint32_t slot) noexcept:
+        return <Run *>(self.runs.chunks[slot >> 10] + (slot & 1023) * sizeof(Run))
+
+    cdef Queue c_queue(self, str name)
+    cdef Queue c_queue_of(self, Job *job)
+    cdef uint32_t c_name(self, str name) except? 0
+    cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept
+    cdef uint32_t c_find_number(self, uint64_t hi, uint64_t lo) noexcept
+    cdef Py_ssize_t c_id_text(self, Job *job, char *buffer, const char **text) noexcept
+    cdef str c_id(self, Job *job)
+    cdef list c_timeline(self, Job *job, dict extra)
+    cdef str c_first_state(self, Job *job)
+    cdef c_mark_queue(self, Queue q)
+    cdef uint64_t c_hash(self, const void *p, Py_ssize_t n) noexcept
+    cdef uint64_t c_hash_of(self, Job *job) noexcept
+    cdef uint32_t c_slot(self, str job_id) except? 0
+    cdef void c_key(self, Job *job, Key *key) noexcept
+    cdef str c_state_name(self, Job *job)
+    cdef int c_taken(self) except -1
+    cdef int c_mark(self, uint32_t slot, Job *job) except -1
+    cdef int c_reserve(self) except -1
+    cdef int c_drop_evicted(self, uint32_t slot) except -1
+    cdef int c_free_job(self, uint32_t slot, Job *job) except -1
+    cdef dict c_extra(self, Job *job)
+    cdef void c_wake(self, Queue q)
+    cdef void c_list_append(self, RunList *list_, uint32_t slot, Run *run) noexcept
+    cdef void c_list_remove(self, RunList *list_, Run *run) noexcept
+    cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1
+    cdef void c_disown(self, Run *run) noexcept
+    cdef int c_settle(self, Job *job, str kind, Blob *result) except -1
+    cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
+
+cdef int64_t order_of(double priority) noexcept nogil

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typing_extensions import disjoint_base
+
+from qcore.engine.ids import IdSource
+
+STATE_NAMES: Final[dict[int, str]]
+EVENT_BITS: Final[dict[str, int]]
+
+@disjoint_base
+class Table:
+    def __new__(
+        cls, seed: bytes, *, tracking: bool = False, archive: bool = False, max_completed: int = 50_000
+    ) -> Table: ...
+    @property
+    def ids(self) -> IdSource: ...
+    @property
+    def archive(self) -> bool: ...
+    @property
+    def events(self) -> list[tuple[str, str, str, int, Any]]: ...
+    @property
+    def n_changes(self) -> int: ...

@@ -1,0 +1,414 @@
+"""The jobs that there are: their records, their ids, their queues, and what changed.
+
+Everything here is bookkeeping without rules: which states lead to which is in
+:mod:`qcore.engine.transitions`.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
+from qcore.engine.job cimport (
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY, Blob, Job,
+    Run, blob_bytes, blob_free,
+)
+from qcore.engine.queue cimport Queue, RunList, packed_text
+from qcore.structs.delayheap cimport DelayHeap
+from qcore.structs.idtable cimport IdTable
+from qcore.structs.siphash cimport siphash13
+from qcore.structs.skiplist cimport Key
+from qcore.structs.slab cimport slab_dealloc, slab_free, slab_init
+from qcore.structs.tokens cimport CompletionTokens
+
+from collections import deque
+
+from qcore import limits
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
+
+cdef extern from *:
+    """
+    static inline long long qcore_bits(double d) { long long i; memcpy(&i, &d, 8); return i; }
+    """
+    long long qcore_bits(double d) noexcept nogil
+
+cdef enum:
+    MAX_INTERNED_NAMES = 65535
+
+STATE_NAMES = {
+    READY: "waiting",
+    DELAYED: "delayed",
+    ACTIVE: "active",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    PARKED: "waiting-children",
+}
+EVENT_BITS = {
+    "pushed": EV_PUSHED,
+    "pulled": EV_PULLED,
+    "completed": EV_COMPLETED,
+    "failed": EV_FAILED,
+    "retried": EV_RETRIED,
+    "stalled": EV_STALLED,
+}
+cdef dict _EVENT_NAMES = {bit: name for name, bit in EVENT_BITS.items()}
+
+
+cdef int64_t order_of(double priority) noexcept nogil:
+    """An integer that sorts higher priorities first. -0.0 and 0.0 are one priority."""
+    cdef int64_t bits = qcore_bits(-(priority + 0.0) + 0.0)
+    return bits if bits >= 0 else bits ^ <int64_t>0x7FFFFFFFFFFFFFFF
+
+
+cdef class Table:
+    """Records, ids and queues of all jobs, and the lists of what the host has to do.
+
+    ``seed`` (16 bytes) determines every id, token and jitter. ``tracking`` collects
+    changes for a store. ``max_completed`` bounds the completed jobs kept in memory;
+    with ``archive`` the evicted ones stay counted, because the store still has them.
+    """
+
+    def __cinit__(self, bytes seed not None, *, bint tracking=False, bint archive=False,
+                  uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS):
+        slab_init(&self.jobs, sizeof(Job))
+        slab_init(&self.runs, sizeof(Run))
+        self.ids = IdSource(seed)
+        self.hash_key.k0 = self.ids.c_random()
+        self.hash_key.k1 = self.ids.c_random()
+        self.index = IdTable()
+        self.queues = {}
+        self.queue_list = [None]
+        self.names = {}
+        self.name_texts = [None]
+        self.name_packed = [None]
+        self.due = DelayHeap()
+        self.deadlines = DelayHeap()
+        self.done = CompletionTokens(max_completed)
+        self.tracking = tracking
+        self.archive = archive
+        self.deleted = []
+        self.new_names = []
+        self.dirty_queues = []
+        self.woken = []
+        self.events = []
+        self.settled = []
+        self.evicted = set()
+        self.final_tokens = {}
+        self.final_order = deque()
+        self.c_name("default")
+
+    def __dealloc__(self):
+        cdef uint32_t slot
+        cdef Job *job
+        if self.jobs.chunks != NULL:
+            for slot in range(1, self.jobs.fresh):
+                job = self.job_at(slot)
+                if job.state == 0:
+                    continue
+                PyMem_Free(job.data)
+                if job.flags & F_TEXT_ID:
+                    PyMem_Free(<Blob *>job.id_hi)
+                if job.run:
+                    PyMem_Free(self.run_at(job.run).result)
+                if job.extra != NULL:
+                    Py_DECREF(<object>job.extra)
+        slab_dealloc(&self.jobs)
+        slab_dealloc(&self.runs)
+        PyMem_Free(self.dirty)
+        PyMem_Free(self.sessions)
+
+    # --- names and queues -------------------------------------------------------
+
+    cdef Queue c_queue(self, str name):
+        """The queue of that name, created by first use."""
+        cdef object found = self.queues.get(name)
+        cdef Queue q
+        if found is not None:
+            return <Queue>found
+        q = Queue(len(self.queue_list), name, self.ids.c_random())
+        self.queues[name] = q
+        self.queue_list.append(q)
+        self.c_mark_queue(q)
+        return q
+
+    cdef c_mark_queue(self, Queue q):
+        if self.tracking and not q.dirty:
+            q.dirty = True
+            self.dirty_queues.append(q)
+
+    cdef inline Queue c_queue_of(self, Job *job):
+        return <Queue>self.queue_list[job.queue]
+
+    cdef uint32_t c_name(self, str name) except? 0:
+        """Interned index of a job name; 0 once the table is full (names may be made from ids)."""
+        cdef object found = self.names.get(name)
+        cdef uint32_t index
+        if found is not None:
+            return found
+        if len(self.name_texts) > MAX_INTERNED_NAMES:
+            return 0
+        index = len(self.name_texts)
+        self.name_texts.append(name)
+        self.name_packed.append(packed_text(name))
+        self.names[name] = index
+        if self.tracking:
+            self.new_names.append((index, name))
+        return index
+
+    # --- identity ----------------------------------------------------------------
+
+    cdef inline uint64_t c_hash(self, const void *p, Py_ssize_t n) noexcept:
+        return siphash13(&self.hash_key, <const unsigned char *>p, n)
+
+    cdef inline uint64_t c_hash_of(self, Job *job) noexcept:
+        if job.flags & F_TEXT_ID:
+            return job.id_lo
+        return self.c_hash(&job.id_hi, 16)
+
+    cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept:
+        """Slot of the job with that id, 0 = none. O(1)."""
+        cdef uint64_t hi, lo, hashed
+        cdef Py_ssize_t cursor
+        cdef uint32_t slot
+        cdef Job *job
+        cdef Blob *blob
+        if uuid_parse(text, n, &hi, &lo):
+            return self.c_find_number(hi, lo)
+        hashed = self.c_hash(text, n)
+        slot = self.index.c_find(hashed, &cursor)
+        while slot:
+            job = self.job_at(slot)
+            if job.flags & F_TEXT_ID:
+                blob = <Blob *>job.id_hi
+                if blob.size == <size_t>n and memcmp(blob_bytes(blob), text, n) == 0:
+                    return slot
+            slot = self.index.c_next(hashed, &cursor)
+        return 0
+
+    cdef uint32_t c_find_number(self, uint64_t hi, uint64_t lo) noexcept:
+        """The same for an id in UUID form."""
+        cdef uint64_t ids[2]
+        cdef Py_ssize_t cursor
+        cdef uint64_t hashed
+        cdef uint32_t slot
+        cdef Job *job
+        ids[0] = hi
+        ids[1] = lo
+        hashed = self.c_hash(ids, 16)
+        slot = self.index.c_find(hashed, &cursor)
+        while slot:
+            job = self.job_at(slot)
+            if not job.flags & F_TEXT_ID and job.id_hi == hi and job.id_lo == lo:
+                return slot
+            slot = self.index.c_next(hashed, &cursor)
+        return 0
+
+    cdef Py_ssize_t c_id_text(self, Job *job, char *buffer, const char **text) noexcept:
+        """Point ``text`` at the id: into ``buffer`` (36 bytes) or at the stored text. Returns its length."""
+        cdef Blob *blob
+        if job.flags & F_TEXT_ID:
+            blob = <Blob *>job.id_hi
+            text[0] = <const char *>blob_bytes(blob)
+            return blob.size
+        uuid_text(job.id_hi, job.id_lo, buffer)
+        text[0] = buffer
+        return 36
+
+    cdef str c_id(self, Job *job):
+        cdef char buffer[36]
+        cdef const char *text
+        cdef Py_ssize_t n = self.c_id_text(job, buffer, &text)
+        return PyUnicode_DecodeUTF8(text, n, NULL)
+
+    cdef uint32_t c_slot(self, str job_id) except? 0:
+        cdef Py_ssize_t n
+        cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
+        return self.c_find(text, n)
+
+    # --- order and state ------------------------------------------------------------
+
+    cdef inline void c_key(self, Job *job, Key *key) noexcept:
+        key.a = order_of(job.priority)
+        if job.flags & F_LIFO:
+            key.b = INT64_MIN
+            key.c = -job.seq
+        else:
+            key.b = job.run_ms
+            key.c = job.seq
+
+    cdef str c_state_name(self, Job *job):
+        if job.state == READY:
+            return "prioritized" if job.priority > 0 else "waiting"
+        return STATE_NAMES[job.state]
+
+    cdef list c_timeline(self, Job *job, dict extra):
+        """The stored part of the timeline. Until a first failure it is derived, and nothing is stored."""
+        cdef object found = extra.get("timeline")
+        if found is None:
+            found = extra["timeline"] = [{"state": self.c_first_state(job), "timestamp": job.created_ms}]
+        return <list>found
+
+    cdef str c_first_state(self, Job *job):
+        if job.first_state == READY:
+            return "prioritized" if job.priority > 0 else "waiting"
+        return STATE_NAMES[job.first_state]
+
+    # --- bookkeeping -------------------------------------------------------------------
+
+    cdef inline dict c_extra(self, Job *job):
+        cdef dict extra
+        if job.extra == NULL:
+            extra = {}
+            Py_INCREF(extra)
+            job.extra = <PyObject *>extra
+        return <dict>job.extra
+
+    cdef inline void c_wake(self, Queue q):
+        if not q.woken:
+            q.woken = True
+            self.woken.append(q)
+
+    cdef int c_reserve(self) except -1:
+        """Room for one more dirty slot, so that :meth:`c_mark` cannot fail in mid-transition."""
+        cdef uint32_t cap
+        cdef uint32_t *dirty
+        if self.n_dirty < self.cap_dirty or not self.tracking:
+            return 0
+        cap = self.cap_dirty * 2 if self.cap_dirty else 1024
+        dirty = <uint32_t *>PyMem_Realloc(self.dirty, cap * sizeof(uint32_t))
+        if dirty == NULL:
+            raise MemoryError
+        self.dirty = dirty
+        self.cap_dirty = cap
+        return 0
+
+    cdef inline int c_mark(self, uint32_t slot, Job *job) except -1:
+        """List a changed job for the next cut, once."""
+        if not self.tracking or job.flags & F_DIRTY:
+            return 0
+        if self.n_dirty == self.cap_dirty:
+            self.c_reserve()
+        job.flags |= F_DIRTY
+        job.dirty_at = self.n_dirty
+        self.dirty[self.n_dirty] = slot
+        self.n_dirty += 1
+        return 0
+
+    cdef int c_free_job(self, uint32_t slot, Job *job) except -1:
+        """Free the record of a job that is in no structure any more."""
+        cdef PyObject *extra = job.extra
+        if job.flags & F_DIRTY:
+            self.dirty[job.dirty_at] = 0
+        blob_free(job.data)
+        if job.flags & F_TEXT_ID:
+            blob_free(<Blob *>job.id_hi)
+        if job.run:
+            blob_free(self.run_at(job.run).result)
+            slab_free(&self.runs, job.run)
+        job.extra = NULL
+        job.state = 0
+        slab_free(&self.jobs, slot)
+        if extra != NULL:
+            Py_DECREF(<object>extra)
+        return 0
+
+    cdef int c_drop_evicted(self, uint32_t slot) except -1:
+        cdef Job *job = self.job_at(slot)
+        self.index.c_del(self.c_hash_of(job), slot)
+        return self.c_free_job(slot, job)
+
+    cdef void c_list_append(self, RunList *list_, uint32_t at, Run *run) noexcept:
+        run.prev = list_.tail
+        run.next = 0
+        if list_.tail:
+            self.run_at(list_.tail).next = at
+        else:
+            list_.head = at
+        list_.tail = at
+        list_.n += 1
+
+    cdef void c_list_remove(self, RunList *list_, Run *run) noexcept:
+        if run.prev:
+            self.run_at(run.prev).next = run.next
+        else:
+            list_.head = run.next
+        if run.next:
+            self.run_at(run.next).prev = run.prev
+        else:
+            list_.tail = run.prev
+        run.prev = run.next = 0
+        list_.n -= 1
+
+    cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1:
+        """Note that a session holds this delivery. ``self.spare_run`` is the record's slot."""
+        cdef uint32_t cap
+        cdef uint32_t *heads
+        if not session:
+            return 0
+        if session >= self.cap_sessions:
+            cap = max(64, self.cap_sessions * 2, session + 1)
+            heads = <uint32_t *>PyMem_Realloc(self.sessions, cap * sizeof(uint32_t))
+            if heads == NULL:
+                raise MemoryError
+            memset(heads + self.cap_sessions, 0, (cap - self.cap_sessions) * sizeof(uint32_t))
+            self.sessions = heads
+            self.cap_sessions = cap
+        run.session = session
+        run.session_prev = 0
+        run.session_next = self.sessions[session]
+        if run.session_next:
+            self.run_at(run.session_next).session_prev = self.spare_run
+        self.sessions[session] = self.spare_run
+        return 0
+
+    cdef void c_disown(self, Run *run) noexcept:
+        if run.session_prev:
+            self.run_at(run.session_prev).session_next = run.session_next
+        else:
+            self.sessions[run.session] = run.session_next
+        if run.session_next:
+            self.run_at(run.session_next).session_prev = run.session_prev
+        run.session = run.session_prev = run.session_next = 0
+
+    cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
+        """Note the outcome of a job for those who wait for it, once."""
+        job.flags &= ~<uint32_t>F_WATCHED
+        self.settled.append((self.c_id(job), kind, None if result == NULL
+                             else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size)))
+        return 0
+
+    cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1:
+        self.events.append((_EVENT_NAMES[kind], q.name, self.c_id(job), now_ms, data))
+        return 0
+
+    # --- for the store -------------------------------------------------------------------
+
+    cdef int c_taken(self) except -1:
+        """The host has encoded every change: start the next set."""
+        cdef uint32_t i, slot
+        cdef Job *job
+        for i in range(self.n_dirty):
+            slot = self.dirty[i]
+            if slot:
+                job = self.job_at(slot)
+                job.flags = (job.flags & ~<uint32_t>F_DIRTY) | F_STORED
+        self.n_dirty = 0
+        for slot in self.evicted:
+            self.c_drop_evicted(slot)
+        self.evicted.clear()
+        self.deleted = []
+        self.new_names = []
+        for q in self.dirty_queues:
+            (<Queue>q).dirty = False
+        self.dirty_queues = []
+        return 0
+
+    @property
+    def n_changes(self):
+        """Changed and removed jobs that no cut has taken yet."""
+        return self.n_dirty + len(self.deleted) + len(self.dirty_queues)

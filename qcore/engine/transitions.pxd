@@ -1,0 +1,74 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from qcore.engine.job cimport Blob, Job, Run
+from qcore.engine.queue cimport Queue
+from qcore.engine.table cimport Table
+
+cdef enum:
+    PROMOTIONS = 50000          # due jobs moved in one turn, so that a flood cannot stall the host
+
+cdef enum Admission:            # how c_add answered
+    ADDED = 1
+    EXISTING = 2                # a live job holds the id: nothing was stored
+    REUSED = 3                  # a finished job held the id: a new generation began
+
+cdef enum Verdict:              # whether a caller may act on a job
+    MAY = 0
+    NOT_ACTIVE = 1
+    TOKEN_MISSING = 2
+    TOKEN_WRONG = 3
+    ALREADY_FINAL = 4           # the delivery of this token was ended by the engine
+    LATE = 5                    # the lease ran out, the job is queued again, the work is done
+
+cdef enum TokenKind:            # what the caller presented
+    NO_TOKEN = 0
+    BAD_TOKEN = 1               # not in the form of a token: equals none
+    TOKEN = 2
+
+# What an admission needs to know. Strings are borrowed, `data` passes to the engine.
+cdef struct Spec:
+    const char *id_text         # custom id, UTF-8; NULL = none
+    Py_ssize_t id_n
+    Blob *data                  # NULL = none
+    double priority
+    int64_t created_ms
+    int64_t run_ms
+    uint32_t name
+    uint32_t max_attempts
+    uint32_t backoff_ms
+    uint32_t flags
+
+
+cdef class Transitions(Table):
+    cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except 0
+    cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_enqueue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1
+    cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1
+    cdef int c_promote(self, Queue q, int64_t now_ms, int limit) except -1
+    cdef int c_set_due(self, Queue q) except -1
+    cdef uint32_t c_claim(self, Queue q, int64_t now_ms, int64_t now_ns, int64_t lease_ms, uint32_t session) except? 0
+    cdef int c_judge(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo) except -1
+    cdef int c_leave_active(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
+    cdef int c_complete(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1
+    cdef int c_complete_late(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1
+    cdef bint c_renew(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo, int64_t lease_ms,
+                      int64_t now_ms, int64_t now_ns) except? 0
+    cdef int c_arm(self, uint32_t slot, Run *run) except -1
+    cdef int c_fail(self, uint32_t slot, str error, object stack, str reason, bint final, bint remove,
+                    int64_t now_ms) except -1
+    cdef int c_bury(self, Queue q, uint32_t slot, Job *job, str reason, object error, int64_t now_ms) except -1
+    cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1
+    cdef int c_forget(self, uint32_t slot) except -1
+    cdef int c_evict(self, uint32_t slot) except -1
+    cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1
+    cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
+    cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
+    cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
+    cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
+    cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
+    cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept
+    cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1

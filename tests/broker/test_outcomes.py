@@ -1,0 +1,65 @@
+"""A resend after a lost reply is safe for clients that understand outcomes."""
+
+from __future__ import annotations
+
+import pytest
+from broker_talk import Talk
+
+from qcore.broker import open_broker
+
+
+def deliver(worker: Talk, producer: Talk, n: int = 1) -> tuple[list[str], list[str]]:
+    ids = producer.good("PUSHB", queue="q", jobs=[{"name": "n", "maxAttempts": 1}] * n)["ids"]
+    reply = worker.good("PULLB", queue="q", count=n, owner="w")
+    assert [job["id"] for job in reply["jobs"]] == ids
+    return ids, reply["tokens"]
+
+
+@pytest.fixture
+def pair() -> tuple[Talk, Talk]:
+    broker = open_broker()
+    worker = Talk(broker)
+    worker.good("Hello", capabilities=["outcomes"])
+    return worker, Talk(broker)
+
+
+def test_the_same_acknowledgement_again_answers_the_same(pair: tuple[Talk, Talk]) -> None:
+    worker, producer = pair
+    (job,), (token,) = deliver(worker, producer)
+    for _ in range(3):
+        assert worker.ask("ACK", id=job, token=token, result=1) == {"ok": True}
+    assert producer.good("GetResult", id=job)["result"] == 1
+    # The other outcome was not the one.
+    assert worker.good("FAIL", id=job, token=token)["data"] == {
+        "applied": False,
+        "reason": "already-finalized",
+    }
+    assert producer.good("GetState", id=job)["state"] == "completed"
+
+
+def test_a_batch_again_in_other_company(pair: tuple[Talk, Talk]) -> None:
+    worker, producer = pair
+    ids, tokens = deliver(worker, producer, 3)
+    assert worker.ask("ACKB", ids=ids[:2], tokens=tokens[:2]) == {"ok": True}
+    assert worker.ask("ACKB", ids=ids, tokens=tokens) == {"ok": True}
+    assert producer.good("GetJobCounts", queue="q")["counts"]["completed"] == 3
+
+
+def test_a_failure_again(pair: tuple[Talk, Talk]) -> None:
+    worker, producer = pair
+    (job,), (token,) = deliver(worker, producer)
+    for _ in range(2):
+        assert worker.ask("FAIL", id=job, token=token, error="x") == {"ok": True}
+    assert worker.good("ACK", id=job, token=token)["data"]["applied"] is False
+    assert producer.good("GetJob", id=job)["job"]["attempts"] == 1
+
+
+def test_others_get_the_recorded_error(pair: tuple[Talk, Talk]) -> None:
+    _, producer = pair
+    plain = Talk(producer.broker)
+    (job,), (token,) = deliver(plain, producer)
+    assert plain.ask("ACK", id=job, token=token) == {"ok": True}
+    assert plain.ask("ACK", id=job, token=token) == {
+        "ok": False,
+        "error": f"Job not found or not in processing state: {job}",
+    }
