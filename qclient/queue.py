@@ -139,9 +139,10 @@ class Queue:
         """
         packed: list[bytes] = []
         ids_given = True
+        heads: dict[str, bytes] = {}
         for i, job in enumerate(jobs):
             try:
-                body, has_id = self._bulk_item(job)
+                body, has_id = self._bulk_item(job, heads)
             except ConfigError as exc:
                 raise ConfigError(*(f"jobs[{i}]: {problem}" for problem in exc.problems)) from None
             except (SerializationError, TypeError) as exc:
@@ -151,20 +152,28 @@ class Queue:
         out: list[Job] = []
         start = 0
         while start < len(packed):
-            stop, size = start, 0
-            while stop < len(packed) and stop - start < _BULK_JOBS:
-                size += len(packed[stop])
-                if size > _BULK_BYTES and stop > start:
-                    break
-                stop += 1
+            stop = min(len(packed), start + _BULK_JOBS)
+            # Mostly the first look says that all of them fit.
+            while stop - start > 1 and sum(map(len, packed[start:stop])) > _BULK_BYTES:
+                stop = start + (stop - start) // 2
             raw = array_header(stop - start) + b"".join(packed[start:stop])
             reply = self.client.call("PUSHB", {"queue": self.name}, (("jobs", raw),), repeatable=ids_given)
             out.extend(Job(self.client, self.name, job_id) for job_id in reply["ids"])
             start = stop
         return out
 
-    def _bulk_item(self, job: Any) -> tuple[bytes, bool]:
+    def _bulk_item(self, job: Any, heads: dict[str, bytes]) -> tuple[bytes, bool]:
+        """The packed entry of one job, and whether it has an id of its own.
+
+        ``heads`` keeps what the plain jobs of one name begin with.
+        """
         options: Mapping[str, Any]
+        if type(job) is tuple and len(job) == 2 and type(job[0]) is str:
+            head = heads.get(job[0])
+            if head is None:
+                head = map_header(2) + map_body({"name": _job_name(job[0])}) + b"\xa4data"
+                heads[job[0]] = head
+            return head + self._payload(job[1]), False
         if isinstance(job, JobSpec):
             name, data, options = job.name, job.data, job.options or {}
         elif isinstance(job, Mapping):
