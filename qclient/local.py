@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
+import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from qclient.url import Target
@@ -91,10 +94,11 @@ class LocalPipe:
 
     def __init__(self, target: Target) -> None:
         self._engine = acquire(target)
-        self._output = threading.Event()
+        # Not an Event: an interrupt inside its methods could leave its lock taken.
+        self._output: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
         try:
-            self._session = self._engine.broker.session(self._output.set)
+            self._session = self._engine.broker.session(partial(self._output.put, None))
         except BaseException:
             release(self._engine)
             raise
@@ -111,15 +115,19 @@ class LocalPipe:
 
     def read(self, timeout: float) -> bytes:
         while True:
-            self._output.clear()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._output.get_nowait()
             data: bytes = self._session.take()
             if data:
                 return data
             if self._session.closing:
                 raise ConnectionLost("the engine closed the session", maybe_applied=True)
             self._check()
-            if not self._output.wait(timeout):
-                raise CommandTimeout(f"no reply within {timeout:g} s")
+            try:
+                self._output.get(timeout=timeout)
+            except queue.Empty:
+                raise CommandTimeout(f"no reply within {timeout:g} s") from None
 
     def alive(self) -> bool:
         if self._engine.generation != _generation:
@@ -135,7 +143,7 @@ class LocalPipe:
         if not self._engine.broker.closed:
             self._session.close()
         release(self._engine)
-        self._output.set()
+        self._output.put(None)
 
     abort = close
 

@@ -54,12 +54,12 @@ cdef class Broker:
     cdef int64_t now_ms, now_ns
     # the gathering cut
     cdef list holding                   # outlets with held replies
-    cdef list staged                    # slots of durable adds
+    cdef dict staged                    # slots of durable adds, in order; the values mean nothing
     cdef int64_t dirty_since_ns         # 0 = nothing buffered
     # the cut on its way to the store
     cdef readonly bint committing
     cdef list flight                    # (outlet, held bytes, held adds bytes)
-    cdef list flight_staged
+    cdef dict flight_staged
     cdef object flight_cut
     cdef object unwritten               # cut that failed, to be written with the next
     cdef int64_t retry_at_ns, retry_wait_ns

@@ -100,7 +100,7 @@ cdef class Broker:
         self.flush_ns = <int64_t>flush_ms * 1000000
         self.unflushed_limit = unflushed_limit
         self.holding = []
-        self.staged = []
+        self.staged = {}
         self.ends = DelayHeap()
         self.waits = {}
         self.watches = {}
@@ -482,7 +482,7 @@ cdef class Broker:
         self.holding = []
         self.flight = flight
         self.flight_staged = self.staged
-        self.staged = []
+        self.staged = {}
         self.flight_cut = cut
         self.dirty_since_ns = 0
         self.committing = True
@@ -522,7 +522,7 @@ cdef class Broker:
                 for slot in staged:
                     self.engine.c_publish(slot, self.now_ms)
                 if self.staged:
-                    self.staged = [slot for slot in self.staged if slot not in staged]
+                    self.staged = {slot: None for slot in self.staged if slot not in staged}
             else:
                 self.unwritten = self.flight_cut
                 self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)

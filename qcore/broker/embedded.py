@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
 
 from qcore.broker.core import Broker
-from qcore.broker.opening import Level, close_broker, commit, flush, open_broker
+from qcore.broker.opening import Level, close_broker, commit, commit_next, flush, open_broker
 from qcore.broker.session import Session
 from qcore.errors import ClosedError, ForkedError
 
@@ -48,7 +50,8 @@ class EmbeddedEngine:
         self.path = path
         self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes)
         self._commits = threading.Lock()
-        self._wake = threading.Event()
+        # Not an Event: a KeyboardInterrupt inside its set() would leave its lock taken for ever.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wakes_at_ns = 0
         self._thread: threading.Thread | None = None
         self._start = threading.Lock()
@@ -73,7 +76,7 @@ class EmbeddedEngine:
             self.closed = True
             return
         self.closed = True
-        self._wake.set()
+        self._wakes.put(None)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=10)
@@ -93,20 +96,20 @@ class EmbeddedEngine:
         """Commit until no reply of this session waits for a commit."""
         while session.waiting or self.broker.committing:
             with self._commits:
-                waiting, cut = self.broker.settle(session)
-                if cut is not None:
-                    commit(self.broker, cut)
-                elif not waiting:
+                if (
+                    not commit_next(self.broker, lambda: self.broker.settle(session)[1])
+                    and not session.waiting
+                ):
                     return
             if self.broker.durable and self.broker.store.wants_maintenance:
                 self._ensure_thread()
-                self._wake.set()
+                self._wakes.put(None)
 
     def nudge(self) -> None:
         """Let the thread look again if something falls due before it would."""
         if self.broker.due_before(self._wakes_at_ns) or self._thread is None:
             self._ensure_thread()
-            self._wake.set()
+            self._wakes.put(None)
 
     def _ensure_thread(self) -> None:
         if self._thread is None:
@@ -118,7 +121,9 @@ class EmbeddedEngine:
     def _run(self) -> None:
         broker = self.broker
         while True:
-            self._wake.clear()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._wakes.get_nowait()
             with self._commits:
                 if self.closed:
                     return
@@ -132,7 +137,8 @@ class EmbeddedEngine:
             self._wakes_at_ns = time.monotonic_ns() + int(seconds * 1e9)
             # What came in meanwhile looked at the old time.
             if not broker.due_before(self._wakes_at_ns - 1_000_000):
-                self._wake.wait(seconds)
+                with contextlib.suppress(queue.Empty):
+                    self._wakes.get(timeout=seconds)
             self._wakes_at_ns = 0
 
 
@@ -156,7 +162,11 @@ class EmbeddedSession:
 
     def take(self) -> bytes:
         """The reply bytes that are ready."""
-        return self._session.take()
+        data = self._session.take()
+        while self._session.backlogged:
+            self._session.resume()
+            data += self._session.take()
+        return data
 
     @property
     def closing(self) -> bool:

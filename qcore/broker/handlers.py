@@ -8,6 +8,7 @@ the fields of the reply, or None when it has answered by itself.
 from __future__ import annotations
 
 import hmac
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from qcore.limits import (
     DEFAULT_BACKOFF_MS,
     DEFAULT_STACK_LINES,
     MAX_DATA_BYTES,
+    MAX_PULL_REPLY_BYTES,
     MAX_STACK_LINES,
 )
 from qcore.wire import commands
@@ -27,6 +29,8 @@ from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
     from qcore.broker.session import Added, Session
+
+logger = logging.getLogger("qcore.broker")
 
 Fields = Mapping[str, Any]
 Reply = dict[str, object]
@@ -105,6 +109,11 @@ def handle(session: Session, frame: bytes) -> int:
         reply = handler(answer, fields)
     except QError as error:
         reply = {"ok": False, "error": str(error)}
+        answer.held = False
+    except Exception:
+        # A fault of ours must cost its caller an error, and nobody else anything.
+        logger.exception("%s failed", cmd)
+        reply = {"ok": False, "error": "Internal server error"}
         answer.held = False
     if reply is None:
         return 0
@@ -539,6 +548,7 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
     now = session.broker.wall_ms
     jobs: list[object] = []
     entries: list[Reply] = []
+    size = 0
     for job, entered_ms, extra in session.broker.dead_letters(session, fields["queue"]):
         if count is not None and len(jobs) >= count:
             break
@@ -548,6 +558,11 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
         if offset:
             offset -= 1
             continue
+        size += 2 * len(job)
+        if size > MAX_PULL_REPLY_BYTES:
+            raise CommandError(
+                f"The reply would be larger than {MAX_PULL_REPLY_BYTES} bytes: ask for at most {len(jobs)} entries"
+            )
         jobs.append(job)
         entries.append(
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -112,22 +113,35 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
 
 def flush(broker: Broker) -> None:
     """Commit everything that is buffered, from this thread. Raises StoreError if that fails."""
-    cut = broker.begin_commit()
-    while cut is not None:
-        commit(broker, cut)
+    while commit_next(broker, broker.begin_commit):
         if broker.degraded is not None:
             raise StoreError(f"the data file cannot be written: {broker.degraded[0]}")
-        cut = broker.begin_commit()
 
 
 def commit(broker: Broker, cut: Cut) -> None:
     """Commit one cut that the broker gave out, and report it back."""
+    commit_next(broker, lambda: cut)
+
+
+def commit_next(broker: Broker, take: Callable[[], Cut | None]) -> bool:
+    """Take a cut, commit it and report it back; False when there is none.
+
+    An interrupt at whatever point leaves the broker able to commit again: what was
+    taken is then written with the next cut.
+    """
     try:
+        cut = take()
+        if cut is None:
+            return False
         broker.store.commit(cut, sync=broker.sync)
+        broker.end_commit()
     except StoreError as error:
         broker.end_commit(error)
-    else:
-        broker.end_commit()
+    except BaseException:
+        if broker.committing:
+            broker.end_commit(StoreError("the commit was interrupted"))
+        raise
+    return True
 
 
 def close_broker(broker: Broker) -> None:

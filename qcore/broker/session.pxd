@@ -22,6 +22,7 @@ cdef class Session(Outlet):
     cdef list chunks                # what came after it
     cdef Py_ssize_t n_chunks
     cdef readonly bint closing
+    cdef readonly bint backlogged   # requests wait until the output has been taken
     cdef public bint authenticated
     cdef readonly object settings
     # request rate
@@ -38,6 +39,7 @@ cdef class Session(Outlet):
     cdef uint32_t last_slot
     cdef public dict state          # for generic handlers
 
+    cdef int c_run(self, bytes whole) except -1
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef bint c_admit_request(self) noexcept

@@ -22,7 +22,7 @@ from qcore.engine.job cimport (
     F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Run, blob_new,
 )
 from qcore.engine.queue cimport Queue
-from qcore.engine.transitions cimport ADDED, BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Spec
+from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Spec
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
 
@@ -37,6 +37,7 @@ cdef enum:
     DECLINED = 0            # not for the hot path; nothing has changed
     SERVED = 1
     MAX_FRAME = 67108864
+    OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
     MAX_DATA = 10485760
     MAX_QUEUE_NAME = 256
     MAX_JOB_NAME = 256
@@ -105,10 +106,13 @@ cdef class Session(Outlet):
 
     def feed(self, bytes data not None):
         """Run every whole frame of the stream so far. Linear in the bytes, however they are cut."""
-        cdef Py_ssize_t used = 0, n = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t want
+        cdef Py_ssize_t want, n = PyBytes_GET_SIZE(data)
         cdef bytes whole = data
         if self.closing or self.closed or n == 0:
+            return
+        if self.backlogged:
+            self.chunks.append(data)
+            self.n_chunks += n
             return
         if self.pending is not None:
             # Pieces of one large frame are only joined once it is whole, or its length known.
@@ -121,7 +125,11 @@ cdef class Session(Outlet):
                 return
             whole = self.pending + b"".join(self.chunks)
             self.pending = None
-            n = PyBytes_GET_SIZE(whole)
+        self.c_run(whole)
+
+    cdef int c_run(self, bytes whole) except -1:
+        """Run the whole frames of these bytes and keep what is left."""
+        cdef Py_ssize_t used = 0, n = PyBytes_GET_SIZE(whole)
         self.broker.c_enter()
         try:
             self.c_frames(<const unsigned char *>PyBytes_AS_STRING(whole), n, &used)
@@ -136,16 +144,33 @@ cdef class Session(Outlet):
             self.pending = whole[used:]
             self.chunks = []
             self.n_chunks = 0
+        return 0
+
+    def resume(self):
+        """Go on with the requests that waited for room, once the output has been taken."""
+        cdef bytes whole
+        if self.backlogged and not self.closed:
+            self.backlogged = False
+            whole = self.pending + b"".join(self.chunks)
+            self.pending = None
+            self.c_run(whole)
 
     @property
     def partial(self):
         """Bytes of a frame that is not whole yet."""
-        return 0 if self.pending is None else PyBytes_GET_SIZE(self.pending) + self.n_chunks
+        if self.pending is None or self.backlogged:
+            return 0
+        return PyBytes_GET_SIZE(self.pending) + self.n_chunks
 
     @property
     def waiting(self):
         """Whether replies wait for a commit."""
         return self.holding
+
+    @property
+    def has_output(self):
+        """Whether :meth:`take` has something to give."""
+        return self.out.n > 0
 
     def take(self):
         """The bytes to be sent now; they are no longer here afterwards."""
@@ -167,6 +192,10 @@ cdef class Session(Outlet):
         cdef Py_ssize_t pos = 0
         cdef uint32_t size
         while n - pos >= 4 and not self.closing:
+            if self.out.n > OUTPUT_BOUND:
+                # Small requests may ask for large replies: the rest waits until these have gone.
+                self.backlogged = True
+                break
             size = c_load32(p + pos)
             if size > MAX_FRAME:
                 self.c_write(self.out, {
@@ -503,8 +532,7 @@ cdef class Session(Outlet):
         self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
         if how != REUSED and broker.engine.job_at(self.last_slot).state == STAGED:
             # Added again while its commit is on its way, it depends on the next one as well.
-            if how == ADDED or self.last_slot not in broker.staged:
-                broker.staged.append(self.last_slot)
+            broker.staged[self.last_slot] = None
             return broker.c_reply(self, True, True)
         if how == REUSED or staged:
             return broker.c_reply(self, broker.durable, False)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
+from collections.abc import Callable
 
 from qcore.broker.session import Session
+
+logger = logging.getLogger("qcore.server")
 
 RECEIVE_BYTES = 262_144
 _LINGER_OFF = struct.pack("ii", 1, 0)
@@ -47,7 +51,7 @@ class Connection:
         self.closed = False
 
     def receive(self) -> bool:
-        """Read once and run what is whole. False when the peer has gone."""
+        """Read once and run what is whole. False when the peer has gone, or the session broke."""
         try:
             data = self.sock.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -56,7 +60,15 @@ class Connection:
             return False
         if not data:
             return False
-        self.session.feed(data)
+        return self._run(lambda: self.session.feed(data))
+
+    def _run(self, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except Exception:
+            # A fault of ours costs this connection, not the server.
+            logger.exception("a request broke its session")
+            return False
         return True
 
     def send(self) -> bool:
@@ -71,7 +83,7 @@ class Connection:
             except OSError:
                 return False
             if n == len(fresh):
-                return not self.session.closing
+                return self._sent()
             fresh_rest = memoryview(fresh)[n:]
             self.unsent.append(fresh_rest)
             self.n_unsent += len(fresh_rest)
@@ -95,7 +107,13 @@ class Connection:
             with contextlib.suppress(OSError):  # a reset, so that the peer learns of it at once
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
             return False
-        return bool(self.unsent) or not self.session.closing
+        return bool(self.unsent) or self._sent()
+
+    def _sent(self) -> bool:
+        """Everything is out: go on with requests that waited for that. False when this was the end."""
+        if self.session.backlogged:
+            return self._run(self.session.resume)
+        return not self.session.closing
 
     def close(self, *, release: bool = True) -> None:
         if not self.closed:

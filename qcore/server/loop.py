@@ -51,6 +51,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()
         self._writing: set[Connection] = set()
+        self._more: set[Connection] = set()
         self._partial: dict[Connection, None] = {}
         self._listener: socket.socket | None = None
         self._wake_r, self._wake_w = socket.socketpair()
@@ -167,14 +168,14 @@ class Server:
             else:
                 key.data()
         self._release_commits()
-        # Commits start before replies go out: the disk works while the sockets do.
-        self._pump()
-        self._send()
 
     def _begin_turn(self) -> float | None:
-        """What is due, and how long select may sleep."""
+        """What is due and what the last turn left to send; how long select may sleep."""
+        # Commits start before replies go out: the disk works while the sockets do.
         seconds = self._pump()
         self._send()
+        if self._more:
+            return 0.0
         if self._partial:
             seconds = self._expire_partial(seconds)
         if self._stop_at_ns:
@@ -208,6 +209,8 @@ class Server:
         self._touched.add(connection)
 
     def _send(self) -> None:
+        self._touched |= self._more  # these had their share of the last turn
+        self._more.clear()
         while self._touched:
             touched, self._touched = self._touched, set()
             for connection in touched:
@@ -215,17 +218,22 @@ class Server:
                     continue
                 if not connection.send():
                     self._drop(connection)
-                elif bool(connection.unsent) != (connection in self._writing):
-                    self._watch_writing(connection)
+                    continue
+                if bool(connection.unsent) != (connection in self._writing):
+                    self._watch(connection)
+                if connection.session.has_output and not connection.unsent:
+                    self._more.add(connection)
 
     def _touch(self, connection: Connection) -> None:
         """It has output. Looks the set up each time: each turn takes the old one away."""
         self._touched.add(connection)
 
-    def _watch_writing(self, connection: Connection) -> None:
+    def _watch(self, connection: Connection) -> None:
         if connection.unsent:
             self._writing.add(connection)
-            events = selectors.EVENT_READ | selectors.EVENT_WRITE
+            events = selectors.EVENT_WRITE
+            if not connection.session.backlogged:
+                events |= selectors.EVENT_READ
         else:
             self._writing.discard(connection)
             events = selectors.EVENT_READ
@@ -235,6 +243,7 @@ class Server:
         self._selector.unregister(connection.sock)
         self._connections.discard(connection)
         self._writing.discard(connection)
+        self._more.discard(connection)
         self._partial.pop(connection, None)
         connection.close()
 
