@@ -561,7 +561,7 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
         size += 2 * len(job)
         if size > MAX_PULL_REPLY_BYTES:
             raise CommandError(
-                f"The reply would be larger than {MAX_PULL_REPLY_BYTES} bytes: ask for at most {len(jobs)} entries"
+                f"The reply would pass {MAX_PULL_REPLY_BYTES} bytes: ask for at most {len(jobs)} entries"
             )
         jobs.append(job)
         entries.append(
