@@ -296,8 +296,11 @@ def restore_names(Engine engine not None, list names, list queues):
                 engine.c_queue(f"lost-{len(engine.queue_list)}")
             q = engine.c_queue(name)
             q.paused = bool(fields.get("paused"))
-            q.floor_seq = fields.get("floor", 0)
-            engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
+            try:
+                q.floor_seq = fields.get("floor", 0)
+                engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
+            except (ValueError, TypeError, OverflowError):
+                raise BadRow(f"the settings of queue {index} cannot be read") from None
     finally:
         engine.tracking = tracking
 

@@ -16,6 +16,8 @@ from qcore.limits import (
     DEFAULT_BACKOFF_MS,
     DEFAULT_LOCK_TTL_MS,
     DEFAULT_STACK_LINES,
+    MAX_LINE_CHARS,
+    MAX_NAME_CHARS,
     MAX_PULL_COUNT,
     MAX_PULL_TIMEOUT_MS,
     MAX_TIME_MS,
@@ -314,7 +316,7 @@ COMMANDS: Final[Mapping[str, Command]] = _table(
         (
             _ID,
             Field("progress", "number", required=True, help="0 to 100, what is outside is clamped"),
-            Field("message", "string", help="what it is doing; absent: as before"),
+            Field("message", "string", maximum=MAX_LINE_CHARS, help="what it is doing; absent: as before"),
         ),
         (),
         ("Job not found", "Job is not active (current state: <state>)"),
@@ -332,8 +334,8 @@ COMMANDS: Final[Mapping[str, Command]] = _table(
         "AddLog",
         (
             _ID,
-            Field("message", "string", required=True, help="the line"),
-            Field("level", "string", "info", help="any word"),
+            Field("message", "string", required=True, maximum=MAX_LINE_CHARS, help="the line"),
+            Field("level", "string", "info", maximum=MAX_NAME_CHARS, help="any word"),
         ),
         ("data.added",),
         ("Job not found",),

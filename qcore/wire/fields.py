@@ -93,7 +93,7 @@ Kind = Literal[
     "stack",
     "stall_config",  # settings of stalled jobs, likewise
     "states",  # a name of a state or a list of such
-    "string",  # a text, also an empty one
+    "string",  # a text, also an empty one, of at most so many characters
     "tags",
     "text",  # a text; an empty one counts as not given
     "time",  # ms since the epoch
@@ -545,6 +545,8 @@ def _string(field: Field) -> Check:
     def check(value: object) -> str:
         if not isinstance(value, str):
             raise Refused(f"{field.name} must be a string")
+        if field.maximum is not None and len(value) > field.maximum:
+            raise Refused(f"{field.name} must be at most {field.maximum} characters")
         return value
 
     return check

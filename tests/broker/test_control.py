@@ -52,6 +52,8 @@ def dead(talk: Talk, job_id: str, **options: Any) -> None:
         ("GetProgress", {"id": "x"}, "Job not found"),
         ("AddLog", {"id": "x", "message": "m"}, "Job not found"),
         ("AddLog", {"id": "x"}, "message is required"),
+        ("AddLog", {"id": "x", "message": "x" * 65_537}, "message must be at most 65536 characters"),
+        ("AddLog", {"id": "x", "message": "", "level": "x" * 257}, "level must be at most 256 characters"),
         ("ExtendLock", {"id": "x", "token": "t", "duration": 1}, "Lock not found or invalid token"),
         ("ExtendLock", {"id": "x", "token": "t"}, "duration is required"),
         ("ExtendLock", {"id": "x", "token": "t", "duration": 0}, "duration must be at least 1"),

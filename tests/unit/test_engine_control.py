@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from qcore.broker import rows
@@ -427,6 +428,21 @@ def test_settings_outlive_a_restart() -> None:
     again._check()
     again.obliterate("q")
     assert reopened(again, store).queue("q").dlq_config == DLQ_DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dlq": 1},
+        {"dlq": {"maxEntries": "x"}},
+        {"stall": {"maxStalls": 2**40}},
+        {"floor": "x"},
+        {"floor": None},
+    ],
+)
+def test_settings_that_cannot_be_read_are_named(engine: Engine, fields: dict[str, object]) -> None:
+    with pytest.raises(rows.BadRow, match="the settings of queue 1 cannot be read"):
+        rows.restore_names(engine, [], [(1, msgpack.packb({"name": "q", **fields}))])
 
 
 def test_rows_that_only_the_store_had_go_with_their_queue() -> None:
