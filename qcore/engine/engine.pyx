@@ -32,6 +32,7 @@ from qcore.engine.transitions cimport (
 from qcore.structs.skiplist cimport Key, SkipNode
 from qcore.structs.slab cimport slab_nbytes
 
+import bisect
 import heapq
 
 from qcore import limits
@@ -687,20 +688,35 @@ cdef class Engine(Transitions):
         O(n) of those states: there is no index by creation time yet, which is to be built
         when a queue is first listed. Completed jobs that only the store has are not listed.
         """
-        cdef list found = []
+        cdef list found = [], slots, times
         cdef uint32_t slot
         cdef Job *job
+        cdef Py_ssize_t n, start, stop, before
+        cdef int64_t first, last
         if limit <= 0:
             return []
         self.c_promote(q, now_ms, PROMOTIONS)
-        for slot in self.c_listed(q, states):
+        slots = self.c_listed(q, states)
+        n = len(slots)
+        start, stop = offset, min(n, offset + limit)
+        if start >= stop:
+            return []
+        if not asc:
+            start, stop = n - stop, n - start
+        # Only ids of jobs as old as those of the page are looked at: most lists come nearly sorted by time.
+        times = [self.job_at(slot).created_ms for slot in slots]
+        times.sort()
+        first, last = times[start], times[stop - 1]
+        before = bisect.bisect_left(times, first)
+        for slot in slots:
             job = self.job_at(slot)
-            found.append((job.created_ms, self.c_id(job), slot))
-        if offset + limit < len(found) // 8:
-            found = (heapq.nsmallest if asc else heapq.nlargest)(offset + limit, found)
-        else:
-            found.sort(reverse=not asc)
-        return [entry[2] for entry in found[offset:offset + limit]]
+            if first <= job.created_ms <= last:
+                found.append((job.created_ms, self.c_id(job), slot))
+        found.sort()
+        found = found[start - before:stop - before]
+        if not asc:
+            found.reverse()
+        return [entry[2] for entry in found]
 
     def list_jobs(self, str queue not None, int64_t now_ms, *, object states=None, Py_ssize_t offset=0,
                   Py_ssize_t limit=100, bint asc=True):
