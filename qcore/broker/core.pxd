@@ -79,6 +79,7 @@ cdef class Broker:
     cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit
     cdef readonly int64_t started_ms
+    cdef public object rate_sample      # (monotonic ns, pushed, pulled, rates) of the last look at the rates
     cdef uint32_t batch         # mark of the batch that is being judged
 
     cdef int c_enter(self) except -1

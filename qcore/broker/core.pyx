@@ -16,11 +16,13 @@ from cpython.pythread cimport (
 from libc.stdint cimport int64_t, uint32_t
 from libc.time cimport time_t
 
-from qcore.broker.jobview cimport CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_STATE, c_write_job, c_write_payload
+from qcore.broker.jobview cimport (
+    CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
+)
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
-from qcore.engine.job cimport COMPLETED, STAGED, Job, Run
+from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, PARKED, READY, STAGED, Job, Run
 from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key
@@ -32,7 +34,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
-from qcore.errors import ClosedError
+from qcore.errors import ClosedError, LimitError
 from qcore.store.base import Cut
 from qcore.wire.plain import plain
 
@@ -625,6 +627,11 @@ cdef class Broker:
         """No further session is adopted."""
         self.closed = True
 
+    @property
+    def n_sessions(self):
+        """Sessions that are open."""
+        return self.last_number - len(self.free_numbers)
+
     def new_id(self):
         """A fresh id from the broker's source."""
         return self.engine.ids.next_id(self.now_ms)
@@ -642,6 +649,41 @@ cdef class Broker:
         if not slot or self.engine.job_at(slot).state == STAGED:
             return None
         return self.c_packed_job(outlet, slot, VIEW_STATE if with_state else VIEW_DELIVERY)
+
+    def live_job_packed(self, Outlet outlet not None, str custom_id not None):
+        """The live job that was added under this id, without its state, or None."""
+        cdef uint32_t slot = self.engine.c_slot(custom_id)
+        cdef Job *job
+        if not slot:
+            return None
+        job = self.engine.job_at(slot)
+        if not job.flags & F_CUSTOM_ID or job.state not in (READY, DELAYED, ACTIVE, PARKED):
+            return None
+        return self.c_packed_job(outlet, slot, VIEW_OUTCOME)
+
+    def jobs_packed(self, Outlet outlet not None, str queue not None, object states, Py_ssize_t offset,
+                    Py_ssize_t limit, bint asc):
+        """A page of jobs as packed job objects, by creation time and then by id; ``states`` None = all.
+
+        :raises LimitError: the page does not fit into one reply
+        """
+        cdef Queue q = self.engine.queues.get(queue)
+        cdef uint32_t slot
+        cdef list out = []
+        cdef Py_ssize_t size = 0
+        cdef bint as_paused
+        if q is None:
+            return out
+        as_paused = q.paused and states is not None
+        for slot in self.engine.c_select(q, states, offset, limit, asc, self.now_ms):
+            packed = self.c_packed_job(
+                outlet, slot, VIEW_PAUSED if as_paused and self.engine.job_at(slot).state == READY else VIEW_STATE
+            )
+            size += len(packed)
+            if size > limits.MAX_FRAME_BYTES - 1024:
+                raise LimitError(f"The reply would be over {limits.MAX_FRAME_BYTES} bytes: ask for fewer jobs")
+            out.append(packed)
+        return out
 
     cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view):
         cdef Writer w = Writer()

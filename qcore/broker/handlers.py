@@ -7,12 +7,16 @@ the fields of the reply, or None when it has answered by itself.
 
 from __future__ import annotations
 
+import gc
 import hmac
 import logging
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qcore.engine.queue import DLQ_DEFAULTS, STALL_DEFAULTS
 from qcore.errors import CommandError, LeaseError, ProtocolError, QError
 from qcore.limits import (
     DEFAULT_ATTEMPTS,
@@ -28,6 +32,7 @@ from qcore.wire.packing import take_name, unpack_request
 from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
+    from qcore.broker.core import Broker
     from qcore.broker.session import Added, Session
 
 logger = logging.getLogger("qcore.broker")
@@ -41,6 +46,16 @@ CAPABILITIES = ("pipelining", "separate-job-name")
 #: Announced only to clients that list them; each changes what such a client gets.
 EXTENSIONS = {"int64": 1, "typed": 2, "outcomes": 4, "codes": 8}
 WORKER_STALE_MS = 30_000
+MAX_PAGE = 2**31  # of a listing: more jobs than there can be
+DEAD_REASONS = (
+    "explicit_fail",
+    "max_attempts_exceeded",
+    "timeout",
+    "stalled",
+    "ttl_expired",
+    "worker_lost",
+    "unknown",
+)
 
 #: Options that are checked but not served. A value that asks for one is refused, never ignored.
 UNSERVED_OPTIONS = (
@@ -432,12 +447,162 @@ def _move_to_wait(answer: Answer, fields: Fields) -> Reply:
     return {}
 
 
-def _retry_dlq(answer: Answer, fields: Fields) -> Reply:
+def _cancel(answer: Answer, fields: Fields) -> Reply:
+    if not answer.session.broker.engine.cancel(fields["id"]):
+        raise CommandError("Job not found or cannot be cancelled")
+    return {}
+
+
+def _discard(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
-    n = broker.engine.retry_dead(
-        fields["queue"], broker.wall_ms, job_id=fields.get("jobId"), count=fields.get("count", -1)
+    broker.engine.discard(fields["id"], broker.wall_ms, token=fields.get("token"))
+    return {}
+
+
+def _promote_jobs(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    count = _most(fields.get("count"))
+    return {"count": broker.engine.promote_jobs(fields["queue"], broker.wall_ms, count=count)}
+
+
+def _most(count: int | None) -> int:
+    """A bound on a number of jobs; -1 = none."""
+    return -1 if count is None else min(count, sys.maxsize)
+
+
+def _change_priority(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    priority = float(fields["priority"])
+    if not broker.engine.change_priority(fields["id"], priority, broker.wall_ms, lifo=fields.get("lifo")):
+        raise CommandError("Job not found or not in queue")
+    return {}
+
+
+def _update(answer: Answer, fields: Fields) -> Reply:
+    if not answer.session.update(fields["id"], fields["data"].data):
+        raise CommandError("Job not found or cannot be updated")
+    return {}
+
+
+def _progress(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    broker.engine.set_progress(
+        fields["id"], fields["progress"], broker.wall_ms, message=fields.get("message")
+    )
+    return {}
+
+
+def _get_progress(answer: Answer, fields: Fields) -> Reply:
+    progress, message = answer.session.broker.engine.progress(fields["id"])
+    return {"progress": progress, "message": message}
+
+
+def _add_log(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    broker.engine.add_log(fields["id"], fields["message"], fields["level"], broker.wall_ms)
+    return {"data": {"added": True}}
+
+
+def _get_logs(answer: Answer, fields: Fields) -> Reply:
+    lines = answer.session.broker.engine.logs(fields["id"])
+    end = fields.get("end", -1)
+    page = lines[fields["start"] : end + 1 if end != -1 else None]
+    logs = [{"timestamp": at, "level": level, "message": text} for at, level, text in page]
+    return {"data": {"logs": logs, "count": len(lines)}}
+
+
+def _clear_logs(answer: Answer, fields: Fields) -> Reply:
+    answer.session.broker.engine.clear_logs(fields["id"], keep=min(fields["keepLogs"], sys.maxsize))
+    return {}
+
+
+def _retry_completed(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    n = broker.engine.retry_completed(
+        fields["queue"],
+        broker.wall_ms,
+        job_id=fields.get("id"),
+        count=_most(fields.get("count")),
+        until_ms=fields.get("timestamp"),
     )
     return {"count": n}
+
+
+def _retry_dlq(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    if "filter" in fields and "jobId" not in fields:
+        chosen = _chosen(broker, fields["queue"], fields["filter"], fields.get("count"))
+        n = sum(broker.engine.retry_dead(fields["queue"], broker.wall_ms, job_id=id_) for id_ in chosen)
+        return {"count": n}
+    n = broker.engine.retry_dead(
+        fields["queue"], broker.wall_ms, job_id=fields.get("jobId"), count=_most(fields.get("count"))
+    )
+    return {"count": n}
+
+
+def _chosen(broker: Broker, queue: str, wanted: Mapping[str, Any], count: int | None) -> list[str]:
+    """Ids of the dead letters that a filter chooses, oldest first."""
+    now = broker.wall_ms
+    chosen = [
+        job_id
+        for job_id, entered_ms, letter in broker.engine.dead_letters(queue)
+        if _selected(letter, entered_ms, wanted, now)
+    ]
+    offset = max(0, int(wanted.get("offset", 0)))
+    bounds = [int(bound) for bound in (count, wanted.get("limit")) if bound is not None]
+    return chosen[offset : offset + max(0, min(bounds))] if bounds else chosen[offset:]
+
+
+def _purge_dlq(answer: Answer, fields: Fields) -> Reply:
+    return {"count": answer.session.broker.engine.purge_dead(fields["queue"])}
+
+
+def _remove_dlq_job(answer: Answer, fields: Fields) -> Reply:
+    return {"data": {"removed": answer.session.broker.engine.remove_dead(fields["queue"], fields["jobId"])}}
+
+
+def _get_dlq_stats(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    queue = fields["queue"]
+    letters = broker.engine.dead_letters(queue)
+    reasons = dict.fromkeys(DEAD_REASONS, 0)
+    for _, _, letter in letters:
+        reasons[letter["reason"]] = reasons.get(letter["reason"], 0) + 1
+    entered = [entered_ms for _, entered_ms, _ in letters]
+    stats: Reply = {
+        "total": len(letters),
+        "byReason": reasons,
+        "byQueue": {queue: len(letters)} if letters else {},
+        "pendingRetry": sum(letter["nextRetryAt"] is not None for _, _, letter in letters),
+        "expired": sum(
+            letter["expiresAt"] is not None and letter["expiresAt"] <= broker.wall_ms
+            for _, _, letter in letters
+        ),
+        "oldestEntry": min(entered, default=None),
+        "newestEntry": max(entered, default=None),
+    }
+    return {"data": {"stats": stats}}
+
+
+def _set_dlq_config(answer: Answer, fields: Fields) -> Reply:
+    answer.session.broker.engine.configure(fields["queue"], dead=fields["config"])
+    return {}
+
+
+def _get_dlq_config(answer: Answer, fields: Fields) -> Reply:
+    queue = answer.session.broker.engine.queue(fields["queue"])
+    return {"config": dict(DLQ_DEFAULTS) if queue is None else queue.dlq_config}
+
+
+def _set_stall_config(answer: Answer, fields: Fields) -> Reply:
+    if "config" in fields:
+        answer.session.broker.engine.configure(fields["queue"], stalls=fields["config"])
+    return {}
+
+
+def _get_stall_config(answer: Answer, fields: Fields) -> Reply:
+    queue = answer.session.broker.engine.queue(fields["queue"])
+    return {"config": dict(STALL_DEFAULTS) if queue is None else queue.stall_config}
 
 
 # --- queues ----------------------------------------------------------------------------------
@@ -456,6 +621,27 @@ def _resume(answer: Answer, fields: Fields) -> Reply:
 def _is_paused(answer: Answer, fields: Fields) -> Reply:
     queue = answer.session.broker.engine.queue(fields["queue"])
     return {"paused": queue is not None and queue.paused}
+
+
+def _drain(answer: Answer, fields: Fields) -> Reply:
+    return {"count": answer.session.broker.engine.drain(fields["queue"])}
+
+
+def _clean(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    ids = broker.engine.clean(
+        fields["queue"],
+        broker.wall_ms,
+        grace_ms=fields["grace"],
+        state=fields.get("state"),
+        limit=_most(fields["limit"]),
+    )
+    return {"count": len(ids), "ids": ids}
+
+
+def _obliterate(answer: Answer, fields: Fields) -> Reply:
+    answer.session.broker.engine.obliterate(fields["queue"])
+    return {}
 
 
 # --- leases ---------------------------------------------------------------------------------
@@ -483,6 +669,23 @@ def _job_heartbeat_b(answer: Answer, fields: Fields) -> Reply:
     return {"data": data}
 
 
+def _extend_lock(answer: Answer, fields: Fields) -> Reply:
+    token = fields.get("token")
+    if not token or not answer.session.renew(fields["id"], token, fields["duration"]):
+        raise LeaseError("Lock not found or invalid token")
+    return {}
+
+
+def _extend_locks(answer: Answer, fields: Fields) -> Reply:
+    members = zip(fields["ids"], fields["tokens"], fields["durations"], strict=True)
+    return {
+        "count": sum(
+            bool(token) and answer.session.renew(job_id, token, duration)
+            for job_id, token, duration in members
+        )
+    }
+
+
 # --- questions -------------------------------------------------------------------------------
 
 
@@ -505,6 +708,38 @@ def _get_result(answer: Answer, fields: Fields) -> Reply:
     if result is not None:
         reply["result"] = result
     return reply
+
+
+def _get_jobs(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    jobs = session.broker.jobs_packed(
+        session,
+        fields["queue"],
+        fields.get("state"),
+        min(fields["offset"], MAX_PAGE),
+        min(fields["limit"], MAX_PAGE),
+        fields["asc"],
+    )
+    return {"jobs": jobs}
+
+
+def _get_job_by_custom_id(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    job = session.broker.live_job_packed(session, fields["customId"])
+    if job is None:
+        raise CommandError("Job not found")
+    return {"job": job}
+
+
+def _get_counts_per_priority(answer: Answer, fields: Fields) -> Reply:
+    counts = answer.session.broker.engine.counts_by_priority(fields["queue"])
+    return {
+        "queue": fields["queue"],
+        "counts": {
+            str(int(priority)) if priority.is_integer() else repr(priority): n
+            for priority, n in counts.items()
+        },
+    }
 
 
 def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
@@ -685,6 +920,88 @@ def _list_workers(answer: Answer, fields: Fields) -> Reply:
 # --- storage ------------------------------------------------------------------------------------
 
 
+def _stats(answer: Answer, fields: Fields) -> Reply:
+    """Jobs by state as they are, pauses left aside; ``completed`` and ``failed`` since the start."""
+    broker = answer.session.broker
+    totals = broker.engine.totals(broker.wall_ms)
+    pushed, pulled = _rates(broker, totals)
+    return {
+        "stats": {
+            "waiting": totals["waiting"],
+            "active": totals["active"],
+            "delayed": totals["delayed"],
+            "dlq": totals["failed"],
+            "completed": totals["total_completed"],
+            "failed": totals["total_failed"],
+            "uptime": broker.wall_ms - broker.started_ms,
+            "pushPerSec": pushed,
+            "pullPerSec": pulled,
+        }
+    }
+
+
+def _rates(broker: Broker, totals: Mapping[str, int]) -> tuple[float, float]:
+    """Jobs added and delivered a second, between this look and the last one a second or more before."""
+    before = broker.rate_sample
+    now = broker.monotonic_ns
+    rates = (0.0, 0.0)
+    if before is not None:
+        seconds = (now - before[0]) * 1e-9
+        if seconds < 1:
+            return before[3]
+        rates = ((totals["pushed"] - before[1]) / seconds, (totals["pulled"] - before[2]) / seconds)
+    broker.rate_sample = (now, totals["pushed"], totals["pulled"], rates)
+    return rates
+
+
+def _metrics(answer: Answer, fields: Fields) -> Reply:
+    if "queue" in fields or "type" in fields:
+        if "queue" not in fields:
+            raise CommandError("Metrics queue is required")
+        commands.queue_name(fields["queue"])
+        if fields.get("type") not in ("completed", "failed"):
+            raise CommandError("Metrics type must be 'completed' or 'failed'")
+        raise CommandError("metrics of one queue are not supported by this server yet")
+    broker = answer.session.broker
+    totals = broker.engine.totals(broker.wall_ms)
+    return {
+        "metrics": {
+            "totalPushed": totals["pushed"],
+            "totalPulled": totals["pulled"],
+            "totalCompleted": totals["total_completed"],
+            "totalFailed": totals["total_failed"],
+            "avgLatencyMs": 0,
+            "avgProcessingMs": 0,
+            "memoryUsageMb": _memory_mb(),
+            "sqliteSizeMb": _file_mb(broker),
+            "activeConnections": broker.n_sessions,
+        }
+    }
+
+
+def _memory_mb() -> float:
+    """Resident memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _file_mb(broker: Broker) -> float:
+    path = broker.store.path if broker.durable else None
+    try:
+        return os.stat(path).st_size / 1e6 if path else 0.0
+    except OSError:
+        return 0.0
+
+
+def _compact_memory(answer: Answer, fields: Fields) -> Reply:
+    """The structures shrink by themselves; what is left are cycles of Python objects."""
+    gc.collect()
+    return {}
+
+
 def _storage_status(answer: Answer, fields: Fields) -> Reply:
     degraded = answer.session.broker.degraded
     if degraded is None:
@@ -708,6 +1025,35 @@ HANDLERS: Mapping[str, Callable[[Answer, Fields], Reply | None]] = {
     "MoveToDelayed": _move_to_delayed,
     "MoveToWait": _move_to_wait,
     "RetryDlq": _retry_dlq,
+    "Cancel": _cancel,
+    "Discard": _discard,
+    "PromoteJobs": _promote_jobs,
+    "ChangePriority": _change_priority,
+    "Update": _update,
+    "Progress": _progress,
+    "GetProgress": _get_progress,
+    "AddLog": _add_log,
+    "GetLogs": _get_logs,
+    "ClearLogs": _clear_logs,
+    "Drain": _drain,
+    "Clean": _clean,
+    "Obliterate": _obliterate,
+    "PurgeDlq": _purge_dlq,
+    "RemoveDlqJob": _remove_dlq_job,
+    "RetryCompleted": _retry_completed,
+    "GetDlqStats": _get_dlq_stats,
+    "SetDlqConfig": _set_dlq_config,
+    "GetDlqConfig": _get_dlq_config,
+    "SetStallConfig": _set_stall_config,
+    "GetStallConfig": _get_stall_config,
+    "ExtendLock": _extend_lock,
+    "ExtendLocks": _extend_locks,
+    "GetJobs": _get_jobs,
+    "GetJobByCustomId": _get_job_by_custom_id,
+    "GetCountsPerPriority": _get_counts_per_priority,
+    "Stats": _stats,
+    "Metrics": _metrics,
+    "CompactMemory": _compact_memory,
     "Pause": _pause,
     "Resume": _resume,
     "IsPaused": _is_paused,

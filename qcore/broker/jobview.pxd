@@ -7,6 +7,8 @@ from qcore.wire.writer cimport Writer
 cdef enum View:
     VIEW_DELIVERY = 0       # as a pull gives it
     VIEW_STATE = 1          # with state, returnvalue and failedReason
+    VIEW_PAUSED = 2         # the same, of a job that is listed as paused
+    VIEW_OUTCOME = 3        # with returnvalue and failedReason
 
 cdef enum Capability:       # what the reader announced
     CAP_INT64 = 1           # decodes 64-bit integers

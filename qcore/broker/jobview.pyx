@@ -105,8 +105,9 @@ cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t 
     cdef int n_fields = N_FIELDS
     if job.data != NULL:
         n_fields += 1
-    if view == VIEW_STATE:
-        n_fields += 1
+    if view != VIEW_DELIVERY:
+        if view != VIEW_OUTCOME:
+            n_fields += 1
         if job.state == COMPLETED and run.result != NULL:
             result = run.result
             n_fields += 1
@@ -181,9 +182,10 @@ cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t 
             w.c_value(extra.get(name, default))
     _raw(w, K_TIMELINE)
     _timeline(w, engine, job, run, extra)
-    if view == VIEW_STATE:
-        _raw(w, K_STATE)
-        _text(w, engine.c_state_name(job))
+    if view != VIEW_DELIVERY:
+        if view != VIEW_OUTCOME:
+            _raw(w, K_STATE)
+            _text(w, "paused" if view == VIEW_PAUSED else engine.c_state_name(job))
         if result != NULL:
             _raw(w, K_RESULT)
             c_write_payload(w, result, caps)

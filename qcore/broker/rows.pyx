@@ -14,8 +14,8 @@ from libc.string cimport memcpy, memset
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job,
+    Run, blob_bytes, blob_new,
 )
 from qcore.engine.queue cimport Queue, RunList
 from qcore.structs.slab cimport slab_alloc
@@ -175,7 +175,7 @@ cdef class Encoder:
             data = NULL
             head.op = ROW_UPDATE
             head.queue = job.queue
-            if not job.flags & F_STORED:
+            if not job.flags & F_STORED or job.flags & F_REWRITE:
                 head.op = ROW_INSERT
                 data = job.data
                 if data != NULL and data.size > <uint32_t>self.largest:
@@ -232,7 +232,7 @@ cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
         job = engine.job_at(slot)
         state = job.state if job.state != STAGED else job.first_state
         result = _blob(engine.run_at(job.run).result) if job.run else None
-        if job.flags & F_STORED:
+        if job.flags & F_STORED and not job.flags & F_REWRITE:
             updates.append(job.seq)
             updates.append(state)
             updates.append(_record(engine, job, now_ms, now_ns))
@@ -259,6 +259,12 @@ cdef bytes _queue_state(Queue q):
     cdef dict state = {"name": q.name}
     if q.paused:
         state["paused"] = True
+    if q.dlq_settings:
+        state["dlq"] = q.dlq_settings
+    if q.stall_settings:
+        state["stall"] = q.stall_settings
+    if q.floor_seq:
+        state["floor"] = q.floor_seq
     return msgpack.packb(state)
 
 
@@ -290,6 +296,11 @@ def restore_names(Engine engine not None, list names, list queues):
                 engine.c_queue(f"lost-{len(engine.queue_list)}")
             q = engine.c_queue(name)
             q.paused = bool(fields.get("paused"))
+            try:
+                q.floor_seq = fields.get("floor", 0)
+                engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
+            except (ValueError, TypeError, OverflowError):
+                raise BadRow(f"the settings of queue {index} cannot be read") from None
     finally:
         engine.tracking = tracking
 
@@ -360,12 +371,21 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         token = extra.get("lastToken")
         if isinstance(token, list):
             extra["lastToken"] = tuple(token)
+    if state == FAILED:
+        letter = (extra or {}).get("dlq")
+        if not isinstance(letter, dict) or not isinstance(letter.get("expiresAt", ""), (int, type(None))):
+            raise BadRow("the dead letter cannot be read")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
         raise BadRow("the name is missing")
     for value in (data, result):
         if value is not None:
             _one_value(value)
     q = <Queue>engine.queue_list[queue]
+    if seq <= q.floor_seq:
+        # Its queue was obliterated when only the store had this row.
+        engine.deleted.append(seq)
+        engine.seq = max(engine.seq, <int64_t>seq)
+        return None
     if head.flags & F_TEXT_ID:
         other = engine.c_find(<const char *>id_p, head.id_n)
     else:
@@ -431,6 +451,9 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.c_list_append(&q.active, job.run, run)
         return None
     if state == FAILED:
+        expires = extra["dlq"]["expiresAt"]
+        if expires is not None:
+            run.deadline = engine.expiries.c_push(expires, seq, slot)
         engine.c_list_append(&q.failed, job.run, run)
         return None
     engine.c_list_append(&q.completed, job.run, run)
@@ -503,6 +526,7 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
     cdef int n = 0
     _order_finished(engine)
     for q in engine.queue_list[1:]:
+        engine.c_purge(q, q.dlq_max_entries)
         at = q.active.head
         while at:
             following = engine.run_at(at).next

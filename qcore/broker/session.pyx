@@ -327,6 +327,12 @@ cdef class Session(Outlet):
         return self.broker.engine.ack(job_id, self.broker.now_ms, token=token, result=result, result_notes=notes,
                                       remove=remove, remember=(self.caps & CAP_OUTCOMES) != 0)
 
+    def update(self, str job_id not None, bytes data not None):
+        """Replace the data of a job; see :meth:`Engine.update`."""
+        cdef uint32_t notes = 0
+        c_skip(<const unsigned char *>PyBytes_AS_STRING(data), 0, PyBytes_GET_SIZE(data), &notes)
+        return self.broker.engine.update(job_id, data, notes=notes)
+
     def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
         """Fail a job; see :meth:`Engine.fail`."""
         return self.broker.engine.fail(job_id, self.broker.now_ms, token=token, error=error, stack=stack,

@@ -22,8 +22,8 @@ from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_WATCHED, FAILED,
-    READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REWRITE,
+    F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.transitions cimport (
@@ -32,8 +32,11 @@ from qcore.engine.transitions cimport (
 from qcore.structs.skiplist cimport Key, SkipNode
 from qcore.structs.slab cimport slab_nbytes
 
+import bisect
+import heapq
+
 from qcore import limits
-from qcore.errors import LeaseError, NotFoundError, StateError
+from qcore.errors import LeaseError, LimitError, NotFoundError, StateError
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
@@ -294,12 +297,243 @@ cdef class Engine(Transitions):
         return n
 
     def remove(self, str job_id not None):
-        """Remove a job in whatever state; False when it is not there."""
-        cdef uint32_t slot = self.c_slot(job_id)
+        """Remove a job in whatever state; False when it is not there.
+
+        One whose durable add is still to be committed is not there yet, and stays.
+        """
+        cdef uint32_t slot = self.c_known(job_id)
         if not slot:
             return False
         self.c_forget(slot)
         return True
+
+    # --- control -----------------------------------------------------------------------------
+
+    cdef uint32_t c_known(self, str job_id) except? 0:
+        """Slot of a job that callers may know of; 0 = none."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        return slot if slot and self.job_at(slot).state != STAGED else 0
+
+    def cancel(self, str job_id not None):
+        """Remove a queued job; False when it is not queued."""
+        cdef uint32_t slot = self.c_known(job_id)
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, PARKED):
+            return False
+        self.c_forget(slot)
+        return True
+
+    def discard(self, str job_id not None, int64_t now_ms, *, str token=None):
+        """Dead-letter a queued or active job, with the reason ``unknown`` and without an error.
+
+        :raises NotFoundError: the job is not there, or is finished
+        :raises LeaseError: the job is active, and the token is missing or wrong
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef int verdict
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE):
+            raise NotFoundError("Job not found")
+        if self.job_at(slot).state == ACTIVE:
+            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+            if verdict != MAY:
+                raise refusal(TOKEN_WRONG if verdict == ALREADY_FINAL else verdict, job_id)
+        self.c_discard(slot, now_ms)
+
+    def drain(self, str queue not None):
+        """Remove the queued jobs of a queue, not the active and the finished ones. How many. O(n)."""
+        cdef Queue q = self.queues.get(queue)
+        return 0 if q is None else self.c_drain(q)
+
+    def obliterate(self, str queue not None):
+        """Remove all jobs of a queue, active ones too, and what was set for it. O(n)."""
+        cdef Queue q = self.queues.get(queue)
+        if q is not None:
+            self.c_obliterate(q)
+
+    def clean(self, str queue not None, int64_t now_ms, *, int64_t grace_ms=0, str state=None,
+              Py_ssize_t limit=1000):
+        """Remove jobs of one state that are ``grace_ms`` old, oldest first; their ids.
+
+        A finished job is as old as its end, another one as its creation. No state means
+        every queued job. Of the completed ones only those in memory. O(n) of that state.
+        """
+        cdef Queue q = self.queues.get(queue)
+        cdef list found = [], ids = []
+        cdef uint32_t slot
+        cdef Job *job
+        cdef int64_t since
+        cdef object tie
+        if q is None or limit <= 0 or state == "active":
+            return ids
+        self.c_promote(q, now_ms, PROMOTIONS)
+        if state is None:
+            states = ("waiting", "prioritized", "delayed", "paused", "waiting-children")
+        else:
+            states = ("waiting" if state == "wait" else state,)
+        for slot in self.c_listed(q, states):
+            job = self.job_at(slot)
+            since = self.run_at(job.run).finished_ms if job.run else job.created_ms
+            if since <= now_ms - grace_ms:
+                # Finished ones stand in the order of their ends.
+                tie = len(found) if job.run else job.seq
+                found.append((since, tie, slot))
+        for _, _, slot in heapq.nsmallest(limit, found) if limit < len(found) else sorted(found):
+            ids.append(self.c_id(self.job_at(slot)))
+            self.c_forget(slot)
+        return ids
+
+    def promote_jobs(self, str queue not None, int64_t now_ms, *, Py_ssize_t count=-1):
+        """Make delayed jobs ready: the oldest ``count``, or all. How many. O(n) of the delayed."""
+        cdef Queue q = self.queues.get(queue)
+        cdef list slots
+        cdef uint32_t slot
+        if q is None or count == 0:
+            return 0
+        self.c_promote(q, now_ms, PROMOTIONS)
+        slots = self.c_select(q, ("delayed",), 0, q.delayed.n if count < 0 else count, True, now_ms)
+        for slot in slots:
+            self.c_retime(slot, now_ms, now_ms)
+        return len(slots)
+
+    def change_priority(self, str job_id not None, double priority, int64_t now_ms, *, object lifo=None):
+        """Give a queued job another priority, and another side of its equals; False when it is not queued."""
+        cdef uint32_t slot = self.c_known(job_id)
+        if not slot or self.job_at(slot).state not in (READY, DELAYED):
+            return False
+        self.c_reprioritise(slot, priority, -1 if lifo is None else bool(lifo), now_ms)
+        return True
+
+    def update(self, str job_id not None, bytes data not None, *, uint32_t notes=0):
+        """Give a queued or active job other packed data; False when it is neither.
+
+        ``notes`` are the ``BlobNote`` bits of the data.
+
+        :raises LimitError: the data are larger than the job's ``sizeLimit``
+        """
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef Job *job
+        cdef object limit = None
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE, PARKED):
+            return False
+        job = self.job_at(slot)
+        if job.extra != NULL:
+            limit = (<dict>job.extra).get("sizeLimit")
+        if limit is not None and len(data) > limit:
+            raise LimitError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
+        self.c_replace_data(slot, blob_new(<const char *>data, len(data), notes))
+        return True
+
+    def set_progress(self, str job_id not None, double progress, int64_t now_ms, *, str message=None):
+        """Note how far an active job has come, 0 to 100; no message keeps the last one.
+
+        :raises NotFoundError: the job is not there
+        :raises StateError: it is not active
+        """
+        cdef uint32_t slot = self.c_known(job_id)
+        if not slot:
+            raise NotFoundError("Job not found")
+        if self.job_at(slot).state != ACTIVE:
+            raise StateError(f"Job is not active (current state: {self.c_state_name(self.job_at(slot))})")
+        progress = max(0.0, min(100.0, progress))
+        self.c_progress(slot, int(progress) if progress == <int>progress else progress, message, now_ms)
+
+    def progress(self, str job_id not None):
+        """How far an active job has come, and the last message or None. Errors as of :meth:`set_progress`."""
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef dict extra
+        if not slot:
+            raise NotFoundError("Job not found")
+        if self.job_at(slot).state != ACTIVE:
+            raise StateError(f"Job is not active (current state: {self.c_state_name(self.job_at(slot))})")
+        extra = {} if self.job_at(slot).extra == NULL else <dict>self.job_at(slot).extra
+        return (extra.get("progress", 0), extra.get("progressMessage"))
+
+    def retry_completed(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1,
+                        object until_ms=None):
+        """Start completed jobs over: one by id, the oldest ``count``, or all; how many.
+
+        ``until_ms``: only those completed by then. Only those in memory.
+        """
+        cdef Queue q = self.queues.get(queue)
+        cdef list slots
+        cdef uint32_t slot
+        cdef Py_ssize_t n = 0
+        if q is None:
+            return 0
+        if job_id is not None:
+            slot = self.c_known(job_id)
+            if not slot or self.job_at(slot).state != COMPLETED or self.job_at(slot).queue != q.index:
+                return 0
+            slots = [] if self.job_at(slot).flags & F_EVICTED else [slot]
+            count = -1
+        else:
+            slots = self.c_listed(q, ("completed",))
+        for slot in slots:
+            if n == count:
+                break
+            if until_ms is None or self.run_at(self.job_at(slot).run).finished_ms <= until_ms:
+                self.c_redo(slot, now_ms)
+                n += 1
+        return n
+
+    def purge_dead(self, str queue not None):
+        """Remove the dead letters of a queue; how many."""
+        cdef Queue q = self.queues.get(queue)
+        return 0 if q is None else self.c_purge(q, 0)
+
+    def remove_dead(self, str queue not None, str job_id not None):
+        """Remove one dead letter of a queue; False when it is not there."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot = self.c_known(job_id)
+        if q is None or not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index:
+            return False
+        self.c_forget(slot)
+        return True
+
+    def configure(self, str queue not None, *, dict dead=None, dict stalls=None):
+        """Change settings of a queue: keys of ``DLQ_DEFAULTS`` and ``STALL_DEFAULTS`` with checked values.
+
+        Effective are ``maxAge``, ``maxEntries`` and ``maxStalls``; the others are only kept.
+        """
+        self.c_configure(self.c_queue(queue), dead or {}, stalls or {})
+
+    # --- log lines ---------------------------------------------------------------------------
+
+    def add_log(self, str job_id not None, str message not None, str level not None, int64_t now_ms):
+        """Append a line to the log of a job, which keeps its last 100, or fewer by its ``keepLogs``.
+
+        :raises NotFoundError: the job is not there
+        """
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef dict extra
+        cdef list lines
+        if not slot:
+            raise NotFoundError("Job not found")
+        extra = self.c_extra(self.job_at(slot))
+        lines = extra.setdefault("logs", [])
+        lines.append([now_ms, level, message])
+        keep = extra.get("keepLogs")
+        keep = limits.MAX_LOG_LINES if keep is None else max(0, min(int(keep), limits.MAX_LOG_LINES))
+        del lines[:max(0, len(lines) - keep)]
+        self.c_mark(slot, self.job_at(slot))
+
+    def logs(self, str job_id not None):
+        """The log of a job as [ms, level, message], oldest first; empty when the job is not there."""
+        cdef uint32_t slot = self.c_known(job_id)
+        if not slot or self.job_at(slot).extra == NULL:
+            return []
+        return [list(line) for line in (<dict>self.job_at(slot).extra).get("logs", ())]
+
+    def clear_logs(self, str job_id not None, *, Py_ssize_t keep=0):
+        """Drop the log of a job but its newest ``keep`` lines."""
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef list lines
+        if not slot or self.job_at(slot).extra == NULL:
+            return
+        lines = (<dict>self.job_at(slot).extra).get("logs")
+        if lines and len(lines) > keep:
+            del lines[:len(lines) - max(0, keep)]
+            self.c_mark(slot, self.job_at(slot))
 
     def close_session(self, uint32_t session, int64_t now_ms):
         """A connection ended: give back, uncharged, the deliveries it never renewed. How many."""
@@ -425,6 +659,123 @@ cdef class Engine(Transitions):
             "paused": ready if q.paused else 0,
         }
 
+    cdef list c_listed(self, Queue q, object states):
+        """Slots of the jobs of a queue that a listing of these states shows; None = all.
+
+        While a queue is paused, what is ready is listed as ``paused`` and under no other name.
+        """
+        cdef list slots = []
+        cdef SkipNode *node
+        cdef int64_t due
+        cdef uint32_t at
+        cdef Py_ssize_t i
+        cdef bint everything = states is None
+        cdef bint waiting = everything or ("paused" if q.paused else "waiting") in states
+        cdef bint prioritized = everything or ("paused" if q.paused else "prioritized") in states
+        if waiting or prioritized:
+            node = q.ready.c_begin()
+            while node != NULL:
+                if prioritized if self.job_at(node.value).priority > 0 else waiting:
+                    slots.append(node.value)
+                node = q.ready.c_after(node)
+        if everything or "delayed" in states:
+            for i in range(q.delayed.n):
+                slots.append(q.delayed.c_at(i, &due))
+        for state, head in (("active", q.active.head), ("completed", q.completed.head), ("failed", q.failed.head)):
+            if everything or state in states:
+                at = head
+                while at:
+                    slots.append(self.run_at(at).job)
+                    at = self.run_at(at).next
+        return slots
+
+    cdef list c_select(self, Queue q, object states, Py_ssize_t offset, Py_ssize_t limit, bint asc, int64_t now_ms):
+        """Slots of a page of the jobs in these states, by creation time and then by id.
+
+        O(n) of those states: there is no index by creation time yet, which is to be built
+        when a queue is first listed. Completed jobs that only the store has are not listed.
+        """
+        cdef list found = [], slots, times
+        cdef uint32_t slot
+        cdef Job *job
+        cdef Py_ssize_t n, start, stop, before
+        cdef int64_t first, last
+        if limit <= 0:
+            return []
+        self.c_promote(q, now_ms, PROMOTIONS)
+        slots = self.c_listed(q, states)
+        n = len(slots)
+        start, stop = offset, min(n, offset + limit)
+        if start >= stop:
+            return []
+        if not asc:
+            start, stop = n - stop, n - start
+        # Only ids of jobs as old as those of the page are looked at: most lists come nearly sorted by time.
+        times = [self.job_at(slot).created_ms for slot in slots]
+        times.sort()
+        first, last = times[start], times[stop - 1]
+        before = bisect.bisect_left(times, first)
+        for slot in slots:
+            job = self.job_at(slot)
+            if first <= job.created_ms <= last:
+                found.append((job.created_ms, self.c_id(job), slot))
+        found.sort()
+        found = found[start - before:stop - before]
+        if not asc:
+            found.reverse()
+        return [entry[2] for entry in found]
+
+    def list_jobs(self, str queue not None, int64_t now_ms, *, object states=None, Py_ssize_t offset=0,
+                  Py_ssize_t limit=100, bint asc=True):
+        """Ids of a page of jobs by creation time and then by id; ``states`` None = all. O(n) of those states."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        if q is None:
+            return []
+        return [self.c_id(self.job_at(slot)) for slot in self.c_select(q, states, offset, limit, asc, now_ms)]
+
+    def counts_by_priority(self, str queue not None):
+        """Queued jobs, ready and delayed, by priority. O(n)."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        cdef dict counts = {}
+        if q is None:
+            return counts
+        for slot in self.c_listed(q, ("waiting", "prioritized", "paused", "delayed")):
+            priority = self.job_at(slot).priority
+            counts[priority] = counts.get(priority, 0) + 1
+        return counts
+
+    def dead_letters(self, str queue not None):
+        """(id, entry time in ms, a copy of the entry) of each dead letter of a queue, oldest first."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        cdef list out = []
+        if q is None:
+            return out
+        for slot in self.c_listed(q, ("failed",)):
+            out.append((self.c_id(self.job_at(slot)), self.run_at(self.job_at(slot).run).finished_ms,
+                        dict((<dict>self.job_at(slot).extra)["dlq"])))
+        return out
+
+    def totals(self, int64_t now_ms):
+        """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues)."""
+        cdef Queue q
+        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "pushed", "pulled",
+                                       "total_completed", "total_failed"), 0)
+        for q in self.queue_list[1:]:
+            self.c_promote(q, now_ms, PROMOTIONS)
+            out["waiting"] += q.ready.n
+            out["delayed"] += q.delayed.n
+            out["active"] += q.active.n
+            out["completed"] += q.completed.n + q.n_archived
+            out["failed"] += q.failed.n
+            out["pushed"] += q.total_pushed
+            out["pulled"] += q.total_pulled
+            out["total_completed"] += q.total_completed
+            out["total_failed"] += q.total_failed
+        return out
+
     def __len__(self):
         """Jobs known, in all states."""
         return self.index.n
@@ -435,7 +786,7 @@ cdef class Engine(Transitions):
         cdef size_t n = slab_nbytes(&self.jobs) + slab_nbytes(&self.runs) + self.index.c_nbytes()
         for q in self.queue_list[1:]:
             n += q.ready.c_nbytes() + q.delayed.c_nbytes()
-        return n + self.done.c_nbytes() + self.deadlines.c_nbytes()
+        return n + self.done.c_nbytes() + self.deadlines.c_nbytes() + self.expiries.c_nbytes()
 
     def _check(self):
         """Every invariant of the engine, O(n); raises AssertionError that says which."""
@@ -446,7 +797,7 @@ cdef class Engine(Transitions):
         cdef Key key
         cdef int64_t due
         cdef dict seen = {}
-        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_dirty = 0, n_evicted = 0
+        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_expiries = 0, n_dirty = 0, n_evicted = 0
         cdef SkipNode *node
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
@@ -459,6 +810,7 @@ cdef class Engine(Transitions):
             if job.flags & F_DIRTY:
                 n_dirty += 1
                 assert self.tracking and self.dirty[job.dirty_at] == slot
+            assert not job.flags & F_REWRITE or job.flags & F_DIRTY or not self.tracking
             has_run = job.state in (ACTIVE, COMPLETED, FAILED)
             assert (job.run != 0) == has_run, f"slot {slot}: state {job.state}, run {job.run}"
             assert (job.delayed != 0) == (job.state == DELAYED)
@@ -471,7 +823,12 @@ cdef class Engine(Transitions):
                     assert (run.token_hi != 0) == (run.expires_ns != 0)
                     n_deadlines += run.deadline != 0
                 else:
-                    assert run.deadline == 0 and run.session == 0 and run.expires_ns == 0
+                    assert run.session == 0 and run.expires_ns == 0
+                    if job.state == FAILED:
+                        assert (run.deadline != 0) == ((<dict>job.extra)["dlq"]["expiresAt"] is not None)
+                        n_expiries += run.deadline != 0
+                    else:
+                        assert run.deadline == 0
             if job.flags & F_EVICTED:
                 n_evicted += 1
                 assert slot in self.evicted and job.state == COMPLETED
@@ -481,11 +838,16 @@ cdef class Engine(Transitions):
         assert n_jobs == self.jobs.n_used
         assert n_runs + (self.spare_run != 0) == self.runs.n_used
         assert n_deadlines == self.deadlines.n
+        assert n_expiries == self.expiries.n
+        for at in range(self.expiries.n):
+            slot = self.expiries.c_at(at, &due)
+            assert due == (<dict>self.job_at(slot).extra)["dlq"]["expiresAt"]
         assert n_evicted == len(self.evicted)
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
         self.done._check()
         self.due._check()
         self.deadlines._check()
+        self.expiries._check()
         self.index._check()
         for q in self.queue_list[1:]:
             q.ready._check()
@@ -520,7 +882,8 @@ cdef class Engine(Transitions):
                 assert list_.tail == before and list_.n == len(mine)
                 assert mine == seen.pop((q.index, state), set())
             assert q.n_staged == len(seen.pop((q.index, STAGED), set()))
-            assert q.failed.n <= q.dlq_max_entries
+            assert q.failed.n <= q.dlq_max_entries == q.dlq_config["maxEntries"]
+            assert q.max_stalls == q.stall_config["maxStalls"]
         assert not seen, f"jobs in no structure: {seen}"
         for session in range(self.cap_sessions):
             at, before = self.sessions[session], 0

@@ -31,6 +31,7 @@ cdef enum JobFlag:
     F_DIRTY = 1 << 17       # listed in the engine's dirty vector
     F_WATCHED = 1 << 19     # somebody waits for the outcome
     F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
+    F_REWRITE = 1 << 20     # the data changed: the next row replaces the stored one whole
 
 cdef enum BlobNote:
     NOTE_INT64 = 1          # the packed value holds 64-bit integers
@@ -75,7 +76,7 @@ cdef struct Run:                # a delivery, and later the outcome
     int64_t timeout_ns          # execution bound: monotonic; 0 = none
     int64_t lease_ms            # lease duration, for renewals
     Blob *result                # NULL = none, which is not null
-    uint32_t deadline           # handle in the engine's deadline heap
+    uint32_t deadline           # handle in the engine's deadline heap; of a dead letter, in that of expiries
     uint32_t renewals
     uint32_t mark               # batch that last named this delivery
     uint32_t job                # slot of the job

@@ -23,8 +23,12 @@ cdef class Queue:
     cdef readonly Py_ssize_t n_prioritized      # of the ready ones
     cdef readonly Py_ssize_t n_staged
     cdef public bint paused
-    cdef public uint32_t max_stalls             # 0 = unlimited
-    cdef public uint32_t dlq_max_entries
+    cdef readonly uint32_t max_stalls            # 0 = unlimited
+    cdef readonly uint32_t dlq_max_entries
+    cdef readonly int64_t dlq_max_age_ms         # -1 = dead letters are kept for ever
+    cdef readonly dict dlq_settings             # what was set; absent ones are at their defaults
+    cdef readonly dict stall_settings
+    cdef int64_t floor_seq      # stored rows up to this number were obliterated
     cdef public uint32_t event_mask
     cdef readonly int64_t total_pushed, total_pulled, total_completed, total_failed
     cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from typing import final
+from typing import Any, Final, final
+
+DLQ_DEFAULTS: Final[dict[str, Any]]
+STALL_DEFAULTS: Final[dict[str, Any]]
 
 @final
 class Queue:
@@ -10,9 +13,21 @@ class Queue:
     @property
     def name(self) -> str: ...
     paused: bool
-    max_stalls: int
-    dlq_max_entries: int
     event_mask: int
+    @property
+    def max_stalls(self) -> int: ...
+    @property
+    def dlq_max_entries(self) -> int: ...
+    @property
+    def dlq_max_age_ms(self) -> int: ...
+    @property
+    def dlq_settings(self) -> dict[str, Any]: ...
+    @property
+    def stall_settings(self) -> dict[str, Any]: ...
+    @property
+    def dlq_config(self) -> dict[str, Any]: ...
+    @property
+    def stall_config(self) -> dict[str, Any]: ...
     @property
     def n_ready(self) -> int: ...
     @property

@@ -9,6 +9,23 @@ from qcore.structs.skiplist cimport SkipList
 from qcore import limits
 
 
+#: What can be set for the dead letters of a queue. Times in ms; ``maxAge`` None = kept for ever.
+DLQ_DEFAULTS = {
+    "autoRetry": False,
+    "autoRetryInterval": 3_600_000,
+    "maxAutoRetries": 3,
+    "maxAge": limits.DEFAULT_DLQ_MAX_AGE_MS,
+    "maxEntries": limits.DEFAULT_DLQ_MAX_ENTRIES,
+}
+#: What can be set for jobs whose holder is silent. Times in ms; ``maxStalls`` 0 = unlimited.
+STALL_DEFAULTS = {
+    "enabled": True,
+    "stallInterval": 30_000,
+    "maxStalls": limits.DEFAULT_MAX_STALLS,
+    "gracePeriod": 5_000,
+}
+
+
 cdef bytes packed_text(str text):
     """A text as MessagePack."""
     cdef bytes utf8 = text.encode()
@@ -31,6 +48,19 @@ cdef class Queue:
         self.delayed = DelayHeap()
         self.max_stalls = limits.DEFAULT_MAX_STALLS
         self.dlq_max_entries = limits.DEFAULT_DLQ_MAX_ENTRIES
+        self.dlq_max_age_ms = limits.DEFAULT_DLQ_MAX_AGE_MS
+        self.dlq_settings = {}
+        self.stall_settings = {}
+
+    @property
+    def dlq_config(self):
+        """Settings of the dead letters, all keys."""
+        return DLQ_DEFAULTS | self.dlq_settings
+
+    @property
+    def stall_config(self):
+        """Settings of stalled jobs, all keys."""
+        return STALL_DEFAULTS | self.stall_settings
 
     @property
     def n_ready(self):

@@ -32,6 +32,7 @@ cdef class Table:
     cdef list name_packed       # index -> packed bytes
     cdef DelayHeap due          # queues by their earliest delayed job (wall ms)
     cdef DelayHeap deadlines    # active jobs by lease end or timeout (monotonic ns)
+    cdef DelayHeap expiries     # dead letters by the end of their time (wall ms)
     cdef CompletionTokens done  # finished ids, recent first out
     cdef int64_t seq, deliveries
     cdef readonly bint archive  # finished jobs evicted from memory stay in the store

@@ -13,8 +13,8 @@ from libc.string cimport memcmp, memset
 
 from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY, Blob, Job,
-    Run, blob_bytes, blob_free,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY,
+    Blob, Job, Run, blob_bytes, blob_free,
 )
 from qcore.engine.queue cimport Queue, RunList, packed_text
 from qcore.structs.delayheap cimport DelayHeap
@@ -88,6 +88,7 @@ cdef class Table:
         self.name_packed = [None]
         self.due = DelayHeap()
         self.deadlines = DelayHeap()
+        self.expiries = DelayHeap()
         self.done = CompletionTokens(max_completed)
         self.tracking = tracking
         self.archive = archive
@@ -396,7 +397,7 @@ cdef class Table:
             slot = self.dirty[i]
             if slot:
                 job = self.job_at(slot)
-                job.flags = (job.flags & ~<uint32_t>F_DIRTY) | F_STORED
+                job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE)) | F_STORED
         self.n_dirty = 0
         for slot in self.evicted:
             self.c_drop_evicted(slot)

@@ -65,6 +65,17 @@ cdef class Transitions(Table):
     cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
     cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_discard(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_redo(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1
+    cdef int c_replace_data(self, uint32_t slot, Blob *data) except -1
+    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms) except -1
+    cdef Py_ssize_t c_drain(self, Queue q) except -1
+    cdef Py_ssize_t c_purge(self, Queue q, Py_ssize_t kept) except -1
+    cdef int c_obliterate(self, Queue q) except -1
+    cdef int c_configure(self, Queue q, dict dead, dict stalls) except -1
+    cdef void c_forget_evidence(self, Job *job) noexcept
+    cdef void c_leave_dead(self, Queue q, Run *run) noexcept
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)

@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_TEXT_ID,
-    F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    F_LIFO, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport (
@@ -255,9 +255,9 @@ cdef class Transitions(Table):
                 self.deadlines.c_remove(run.deadline)
                 run.deadline = 0
         elif run.deadline:
-            self.deadlines.c_change(run.deadline, due, slot)
+            self.deadlines.c_change(run.deadline, due, self.job_at(slot).seq)
         else:
-            run.deadline = self.deadlines.c_push(due, slot, slot)
+            run.deadline = self.deadlines.c_push(due, self.job_at(slot).seq, slot)
         return 0
 
     cdef int c_judge(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo) except -1:
@@ -485,17 +485,25 @@ cdef class Transitions(Table):
             "retryCount": 0,
             "lastRetryAt": None,
             "nextRetryAt": None,
-            "expiresAt": now_ms + limits.DEFAULT_DLQ_MAX_AGE_MS,
+            "expiresAt": now_ms + q.dlq_max_age_ms if q.dlq_max_age_ms >= 0 else None,
         }
+        if q.dlq_max_age_ms >= 0:
+            run.deadline = self.expiries.c_push(now_ms + q.dlq_max_age_ms, job.seq, slot)
         job.state = FAILED
         q.total_failed += 1
         if job.flags & F_WATCHED:
             self.c_settle(job, "failed", NULL)
         self.c_list_append(&q.failed, job.run, run)
         self.c_mark(slot, job)
-        while q.failed.n > q.dlq_max_entries:
-            self.c_forget(self.run_at(q.failed.head).job)
+        self.c_purge(q, q.dlq_max_entries)
         return 0
+
+    cdef void c_leave_dead(self, Queue q, Run *run) noexcept:
+        """The way out of the dead letters: the list, and the end of their time."""
+        self.c_list_remove(&q.failed, run)
+        if run.deadline:
+            self.expiries.c_remove(run.deadline)
+            run.deadline = 0
 
     cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1:
         """The holder of a delivery is gone: charge an attempt and a stall; requeue at once or dead-letter."""
@@ -538,7 +546,6 @@ cdef class Transitions(Table):
         """Remove a job in any state, with its row, so that nothing of it is left. Active ones lose their delivery."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
-        cdef uint64_t hi = job.id_hi, lo = job.id_lo
         if job.state == READY or job.state == DELAYED:
             self.c_unqueue(q, slot, job)
         elif job.state == ACTIVE:
@@ -548,15 +555,19 @@ cdef class Transitions(Table):
             q.n_archived -= 1
         elif job.state == COMPLETED:
             self.c_list_remove(&q.completed, self.run_at(job.run))
-            if job.flags & F_TEXT_ID:
-                hi = lo
-                lo = ~lo
-            self.done.c_delete(hi, lo)
+            self.c_forget_evidence(job)
         elif job.state == FAILED:
-            self.c_list_remove(&q.failed, self.run_at(job.run))
+            self.c_leave_dead(q, self.run_at(job.run))
         elif job.state == STAGED:
             q.n_staged -= 1
         return self.c_forget_done(slot, job, q)
+
+    cdef void c_forget_evidence(self, Job *job) noexcept:
+        """Forget that a job was completed."""
+        if job.flags & F_TEXT_ID:
+            self.done.c_delete(job.id_lo, ~job.id_lo)
+        else:
+            self.done.c_delete(job.id_hi, job.id_lo)
 
     cdef int c_evict(self, uint32_t slot) except -1:
         """Drop the oldest completed job from memory. With a store its row stays."""
@@ -576,7 +587,10 @@ cdef class Transitions(Table):
     # --- time ------------------------------------------------------------------------
 
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1:
-        """Do what is due: promote delayed jobs, end leases and timeouts. 1 if more is due at once."""
+        """Do what is due: promote delayed jobs, end leases and timeouts, drop old dead letters.
+
+        1 if more is due at once.
+        """
         cdef int64_t due
         cdef uint32_t item
         cdef int left = PROMOTIONS
@@ -588,6 +602,11 @@ cdef class Transitions(Table):
             if left <= 0:
                 return 1
             self.c_deadline(item, now_ms, now_ns)
+            left -= 1
+        while self.expiries.c_first(&due, &item) and due <= now_ms:
+            if left <= 0:
+                return 1
+            self.c_forget(item)
             left -= 1
         return 0
 
@@ -632,7 +651,7 @@ cdef class Transitions(Table):
         cdef Queue q = self.c_queue_of(job)
         cdef dict extra = self.c_extra(job)
         cdef list timeline = self.c_timeline(job, extra)
-        self.c_list_remove(&q.failed, self.run_at(job.run))
+        self.c_leave_dead(q, self.run_at(job.run))
         extra.pop("dlq", None)
         job.attempts = 0
         job.stalls = 0
@@ -644,6 +663,154 @@ cdef class Transitions(Table):
         self.c_mark(slot, job)
         return self.c_enqueue(q, slot, job, now_ms)
 
+    # --- control -------------------------------------------------------------------------
+
+    cdef int c_discard(self, uint32_t slot, int64_t now_ms) except -1:
+        """Dead-letter a queued or active job by request. No attempt is charged, no event told."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        if job.state == ACTIVE:
+            self.c_leave_active(q, slot, job, self.run_at(job.run))
+        else:
+            # All that can fail comes before the first change.
+            if not self.spare_run:
+                self.spare_run = slab_alloc(&self.runs)
+            self.c_reserve()
+            self.c_unqueue(q, slot, job)
+            job.run = self.spare_run
+            self.spare_run = 0
+            self.run_at(job.run).job = slot
+            if job.extra != NULL:
+                (<dict>job.extra).pop("lastToken", None)
+        return self.c_bury(q, slot, job, "unknown", None, now_ms)
+
+    cdef int c_redo(self, uint32_t slot, int64_t now_ms) except -1:
+        """A completed job starts over as if it had never run; its trace and its timeline stay."""
+        cdef Job *job = self.job_at(slot)
+        cdef Run *run = self.run_at(job.run)
+        cdef Queue q = self.c_queue_of(job)
+        cdef dict extra = self.c_extra(job)
+        cdef list timeline = self.c_timeline(job, extra)
+        timeline += [{"state": "active", "timestamp": run.started_ms},
+                     {"state": "completed", "timestamp": run.finished_ms},
+                     {"state": "waiting", "timestamp": now_ms}][:max(0, limits.MAX_TIMELINE_ENTRIES - len(timeline))]
+        extra.pop("progress", None)
+        extra.pop("progressMessage", None)
+        self.c_list_remove(&q.completed, run)
+        self.c_forget_evidence(job)
+        blob_free(run.result)
+        slab_free(&self.runs, job.run)
+        job.run = 0
+        job.attempts = 0
+        job.stalls = 0
+        job.run_ms = now_ms
+        self.c_mark(slot, job)
+        return self.c_enqueue(q, slot, job, now_ms)
+
+    cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1:
+        """Give a queued job another place. ``lifo`` -1 leaves that as it is. O(log n)."""
+        cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
+        cdef bint ready = job.state == READY
+        if job.first_state == READY and (priority > 0) != (job.priority > 0):
+            self.c_timeline(job, self.c_extra(job))     # else the past would change with the priority
+        self.c_reserve()
+        if ready:
+            self.c_unqueue(q, slot, job)
+        job.priority = priority
+        if lifo == 0:
+            job.flags &= ~<uint32_t>F_LIFO
+        elif lifo > 0:
+            job.flags |= F_LIFO
+        self.c_mark(slot, job)
+        if ready:
+            # What was ready stays so, also if the wall clock was set back meanwhile.
+            self.c_enqueue(q, slot, job, max(now_ms, job.run_ms))
+        return 0
+
+    cdef int c_replace_data(self, uint32_t slot, Blob *data) except -1:
+        """Give a job other data, which pass to the engine."""
+        cdef Job *job = self.job_at(slot)
+        self.c_reserve()
+        blob_free(job.data)
+        job.data = data
+        job.flags |= F_REWRITE
+        return self.c_mark(slot, job)
+
+    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms) except -1:
+        """Note how far an active job has come; a sign of life as well. ``message`` None keeps the last one."""
+        cdef Job *job = self.job_at(slot)
+        cdef dict extra = self.c_extra(job)
+        extra["progress"] = progress
+        if message is not None:
+            extra["progressMessage"] = message
+        self.run_at(job.run).heartbeat_ms = now_ms
+        return self.c_mark(slot, job)
+
+    cdef Py_ssize_t c_drain(self, Queue q) except -1:
+        """Remove every queued job of a queue; how many."""
+        cdef Py_ssize_t n = q.ready.n + q.delayed.n
+        cdef Key key
+        cdef int64_t due
+        cdef uint32_t slot
+        while q.ready.c_first(&key, &slot):
+            self.c_forget(slot)
+        while q.delayed.c_first(&due, &slot):
+            self.c_forget(slot)
+        return n
+
+    cdef Py_ssize_t c_purge(self, Queue q, Py_ssize_t kept) except -1:
+        """Remove the oldest dead letters of a queue but the newest ``kept``; how many."""
+        cdef Py_ssize_t n = 0
+        while q.failed.n > kept:
+            self.c_forget(self.run_at(q.failed.head).job)
+            n += 1
+        return n
+
+    cdef int c_obliterate(self, Queue q) except -1:
+        """Remove every job of a queue in every state and all that was set for it.
+
+        Rows that only the store has are known by number: their number is not above the
+        queue's floor, and they are dropped when the store is next read. Jobs whose durable
+        add is still to be committed come after the removal, and stay.
+        """
+        cdef uint32_t slot
+        cdef Job *job
+        self.c_drain(q)
+        self.c_purge(q, 0)
+        while q.active.n:
+            self.c_forget(self.run_at(q.active.head).job)
+        while q.completed.n:
+            self.c_forget(self.run_at(q.completed.head).job)
+        for slot in list(self.evicted):
+            if self.job_at(slot).queue == q.index:
+                self.c_forget(slot)
+        if q.n_archived:
+            q.n_archived = 0
+            q.floor_seq = self.seq
+            if q.n_staged:
+                for slot in range(1, self.jobs.fresh):
+                    job = self.job_at(slot)
+                    if job.state == STAGED and job.queue == q.index and job.seq <= q.floor_seq:
+                        q.floor_seq = job.seq - 1
+        q.paused = False
+        q.dlq_settings.clear()
+        q.stall_settings.clear()
+        return self.c_configure(q, {}, {})
+
+    cdef int c_configure(self, Queue q, dict dead, dict stalls) except -1:
+        """Change settings of a queue. Dead letters that are there keep their time, not their number."""
+        cdef object age
+        q.dlq_settings.update(dead)
+        q.stall_settings.update(stalls)
+        age = q.dlq_config["maxAge"]
+        q.dlq_max_age_ms = -1 if age is None else age
+        q.dlq_max_entries = q.dlq_config["maxEntries"]
+        q.max_stalls = q.stall_config["maxStalls"]
+        self.c_purge(q, q.dlq_max_entries)
+        self.c_mark_queue(q)
+        return 0
+
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept:
         """Nanoseconds until something is due; -1 when nothing ever is. O(1)."""
         cdef int64_t due, left = -1, other
@@ -652,6 +819,10 @@ cdef class Transitions(Table):
             left = _later(0, max(0, due - now_ms))
         if self.deadlines.c_first(&due, &item):
             other = max(0, due - now_ns)
+            if left < 0 or other < left:
+                left = other
+        if self.expiries.c_first(&due, &item):
+            other = _later(0, max(0, due - now_ms))
             if left < 0 or other < left:
                 left = other
         return left

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qcore.errors import LeaseError, StateError
+from qcore.errors import LeaseError, NotFoundError, StateError
 
 LATE_ANSWERS = 10_000
 _TOKEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -57,6 +58,9 @@ class Job:
     attempts: int = 0
     stalls: int = 0
     delivery: Delivery | None = None
+    progress: tuple[float, str | None] = (0, None)
+    log: list[list[object]] = field(default_factory=list)
+    expires_ms: int | None = None  # end of its time as a dead letter
     last_token: str | None = None  # of a delivery that ran out; its holder may still report
     result: bytes | None = None
     ended: tuple[int, int] = (0, 0)  # when it became terminal, and its place among those of that moment
@@ -74,6 +78,8 @@ class Queue:
     paused: bool = False
     listening: bool = False
     max_stalls: int = 3
+    dead_max_entries: int = 10_000
+    dead_max_age_ms: int | None = 604_800_000
     pushed: int = 0
     pulled: int = 0
     completed: int = 0
@@ -82,10 +88,10 @@ class Queue:
 
 @dataclass
 class Saved:
-    """What a store holds: jobs and pauses, and when they were written down."""
+    """What a store holds: jobs and what is set for queues, and when they were written down."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
-    paused: dict[str, bool] = field(default_factory=dict)
+    queues: dict[str, Queue] = field(default_factory=dict)
     now_ms: int = 0
     now_ns: int = 0
 
@@ -120,7 +126,7 @@ class Engine:
 
     def failed(self, queue: str) -> list[str]:
         """Dead letters, oldest first."""
-        return [job.id for job in sorted(self._of(queue, "failed"), key=lambda job: job.ended)]
+        return [job.id for job in sorted(self._of(queue, "failed"), key=lambda job: job.ended[1])]
 
     def state(self, job_id: str) -> str:
         job = self.jobs.get(job_id)
@@ -157,6 +163,8 @@ class Engine:
         for job in self.jobs.values():
             if job.delivery is not None and job.delivery.deadline_ns is not None:
                 waits.append(max(0, job.delivery.deadline_ns - now_ns))
+            if job.expires_ms is not None:
+                waits.append(max(0, job.expires_ms - now_ms) * 1_000_000)
         return min(waits, default=None)
 
     # --- adding --------------------------------------------------------------------------
@@ -349,12 +357,26 @@ class Engine:
             self._enqueue(job, now_ms)
             self._emit("retried", job, now_ms)
             return
-        self._queue(job.queue).failed += 1
         if remove or job.remove_on_fail:
+            self._queue(job.queue).failed += 1
             del self.jobs[job.id]
         else:
-            job.state = "failed"
-            self._end(job, now_ms)
+            self._bury(job, now_ms)
+
+    def _bury(self, job: Job, now_ms: int) -> None:
+        q = self._queue(job.queue)
+        q.failed += 1
+        job.state = "failed"
+        job.expires_ms = None if q.dead_max_age_ms is None else now_ms + q.dead_max_age_ms
+        self._end(job, now_ms)
+        self._purge(job.queue, q.dead_max_entries)
+
+    def _purge(self, queue: str, kept: int) -> int:
+        dead = self.failed(queue)
+        drop = dead[: max(0, len(dead) - kept)]
+        for job_id in drop:
+            del self.jobs[job_id]
+        return len(drop)
 
     def _lose(self, job: Job, now_ms: int, error: str, dead: str, stalled: str) -> None:
         """The holder is gone: charge an attempt and a stall, then back to the queue or dead-lettered."""
@@ -374,9 +396,7 @@ class Engine:
             return
         self._finalise(token)
         self._emit("failed", job, now_ms, (error, True))
-        self._queue(job.queue).failed += 1
-        job.state = "failed"
-        self._end(job, now_ms)
+        self._bury(job, now_ms)
 
     def _return(self, job: Job) -> None:
         """It was ready before, so it is again, whatever the wall clock did meanwhile."""
@@ -403,6 +423,208 @@ class Engine:
         delivery.renewals += 1
         delivery.expires_ns = now_ns + (lease_ms or delivery.lease_ms) * 1_000_000
         return True
+
+    # --- control -------------------------------------------------------------------------
+
+    def _known(self, job_id: str, queue: str, state: str) -> Job | None:
+        job = self.jobs.get(job_id)
+        return job if job is not None and job.queue == queue and job.state == state else None
+
+    def cancel(self, job_id: str) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in ("ready", "delayed"):
+            return False
+        del self.jobs[job_id]
+        return True
+
+    def discard(self, job_id: str, now_ms: int, *, token: str | None = None) -> None:
+        """Dead-letter a queued or active job, uncharged."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in ("ready", "delayed", "active"):
+            raise NotFoundError("Job not found")
+        if job.delivery is not None:
+            if self._judge(job_id, token) != "may":
+                raise LeaseError(f"Invalid or expired lock token for job {job_id}")
+            self._leave_active(job)
+        job.last_token = None
+        self._bury(job, now_ms)
+
+    def drain(self, queue: str) -> int:
+        queued = self._of(queue, "ready", "delayed")
+        for job in queued:
+            del self.jobs[job.id]
+        return len(queued)
+
+    def obliterate(self, queue: str) -> None:
+        for job in self._of(queue, "ready", "delayed", "active", "completed", "failed"):
+            del self.jobs[job.id]
+            if job.state == "completed":
+                self._evidence.pop(job.id, None)
+        if queue in self.queues:
+            q = self.queues[queue]
+            q.paused, q.max_stalls = False, 3
+            q.dead_max_entries, q.dead_max_age_ms = 10_000, 604_800_000
+
+    def _listed_as(self, job: Job) -> str:
+        if job.state == "ready" and self._queue(job.queue).paused:
+            return "paused"
+        return self.state(job.id)
+
+    def clean(
+        self, queue: str, now_ms: int, *, grace_ms: int = 0, state: str | None = None, limit: int = 1000
+    ) -> list[str]:
+        """Remove the oldest jobs of one state that are old enough; their ids."""
+        if queue not in self.queues or limit <= 0 or state == "active":
+            return []
+        self._promote(queue, now_ms)
+        states = (
+            ["waiting", "prioritized", "delayed", "paused"]
+            if state is None
+            else ["waiting" if state == "wait" else state]
+        )
+        old = []
+        for job in self.jobs.values():
+            ended = job.state in ("completed", "failed")
+            age = job.ended if ended else (job.created_ms, job.seq)
+            if job.queue == queue and self._listed_as(job) in states and age[0] <= now_ms - grace_ms:
+                old.append((age, job.id))
+        ids = [job_id for _, job_id in sorted(old)[:limit]]
+        for job_id in ids:
+            self.remove(job_id)
+        return ids
+
+    def promote_jobs(self, queue: str, now_ms: int, *, count: int = -1) -> int:
+        if queue not in self.queues or count == 0:
+            return 0
+        self._promote(queue, now_ms)
+        oldest = sorted(self._of(queue, "delayed"), key=lambda job: (job.created_ms, job.id))
+        chosen = oldest if count < 0 else oldest[:count]
+        for job in chosen:
+            job.run_ms = now_ms
+            self._enqueue(job, now_ms)
+        return len(chosen)
+
+    def change_priority(self, job_id: str, priority: float, now_ms: int, *, lifo: bool | None = None) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in ("ready", "delayed"):
+            return False
+        job.priority = priority
+        job.lifo = job.lifo if lifo is None else lifo
+        return True
+
+    def update(self, job_id: str, data: bytes) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in ("ready", "delayed", "active"):
+            return False
+        job.data = data
+        return True
+
+    def _active(self, job_id: str) -> Job:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise NotFoundError("Job not found")
+        if job.state != "active":
+            raise StateError(f"Job is not active (current state: {self.state(job_id)})")
+        return job
+
+    def set_progress(self, job_id: str, progress: float, now_ms: int, *, message: str | None = None) -> None:
+        job = self._active(job_id)
+        said = job.progress[1] if message is None else message
+        job.progress = (max(0, min(100, progress)), said)
+
+    def progress(self, job_id: str) -> tuple[float, str | None]:
+        return self._active(job_id).progress
+
+    def add_log(self, job_id: str, message: str, level: str, now_ms: int) -> None:
+        if job_id not in self.jobs:
+            raise NotFoundError("Job not found")
+        log = self.jobs[job_id].log
+        log.append([now_ms, level, message])
+        del log[:-100]
+
+    def logs(self, job_id: str) -> list[list[object]]:
+        return [list(line) for line in self.jobs[job_id].log] if job_id in self.jobs else []
+
+    def clear_logs(self, job_id: str, *, keep: int = 0) -> None:
+        if job_id in self.jobs:
+            log = self.jobs[job_id].log
+            del log[: max(0, len(log) - keep)]
+
+    def retry_completed(
+        self,
+        queue: str,
+        now_ms: int,
+        *,
+        job_id: str | None = None,
+        count: int = -1,
+        until_ms: int | None = None,
+    ) -> int:
+        done = sorted(self._of(queue, "completed"), key=lambda job: job.ended[1])
+        if job_id is not None:
+            done, count = [job for job in done if job.id == job_id], -1
+        chosen = [job for job in done if until_ms is None or job.ended[0] <= until_ms]
+        chosen = chosen if count < 0 else chosen[:count]
+        for job in chosen:
+            self._evidence.pop(job.id, None)
+            job.result, job.progress = None, (0, None)
+            self._start_over(job, now_ms)
+        return len(chosen)
+
+    def retry_dead(self, queue: str, now_ms: int, *, job_id: str | None = None, count: int = -1) -> int:
+        chosen = self.failed(queue)
+        if job_id is not None:
+            chosen, count = [one for one in chosen if one == job_id], -1
+        chosen = chosen if count < 0 else chosen[:count]
+        for one in chosen:
+            self._start_over(self.jobs[one], now_ms)
+        return len(chosen)
+
+    def _start_over(self, job: Job, now_ms: int) -> None:
+        job.attempts = job.stalls = 0
+        job.expires_ms = None
+        job.run_ms = now_ms
+        self._enqueue(job, now_ms)
+
+    def purge_dead(self, queue: str) -> int:
+        return self._purge(queue, 0)
+
+    def remove_dead(self, queue: str, job_id: str) -> bool:
+        job = self._known(job_id, queue, "failed")
+        return job is not None and self.remove(job.id)
+
+    def configure(
+        self, queue: str, *, dead: dict[str, int | None] | None = None, stalls: dict[str, int] | None = None
+    ) -> None:
+        q = self._queue(queue)
+        dead = dead or {}
+        entries = dead.get("maxEntries")
+        q.dead_max_entries = q.dead_max_entries if entries is None else entries
+        q.dead_max_age_ms = dead.get("maxAge", q.dead_max_age_ms)
+        q.max_stalls = (stalls or {}).get("maxStalls", q.max_stalls)
+        self._purge(queue, q.dead_max_entries)
+
+    def list_jobs(
+        self,
+        queue: str,
+        now_ms: int,
+        *,
+        states: tuple[str, ...] | None = None,
+        offset: int = 0,
+        limit: int = 100,
+        asc: bool = True,
+    ) -> list[str]:
+        """A page of jobs by creation time, then by id."""
+        if limit > 0:
+            self._promote(queue, now_ms)
+        shown = [
+            (job.created_ms, job.id)
+            for job in self.jobs.values()
+            if job.queue == queue and (states is None or self._listed_as(job) in states)
+        ]
+        return [job_id for _, job_id in sorted(shown, reverse=not asc)[offset : offset + limit]]
+
+    def counts_by_priority(self, queue: str) -> dict[float, int]:
+        return dict(Counter(job.priority for job in self._of(queue, "ready", "delayed")))
 
     # --- the rest ------------------------------------------------------------------------
 
@@ -435,10 +657,14 @@ class Engine:
     def advance(self, now_ms: int, now_ns: int) -> None:
         for queue in self.queues:
             self._promote(queue, now_ms)
-        for job in list(self.jobs.values()):
+        due = []
+        for job in self.jobs.values():
+            end = None if job.delivery is None else job.delivery.deadline_ns
+            if end is not None and end <= now_ns:
+                due.append((end, job.seq, job))
+        for _, _, job in sorted(due):
             delivery = job.delivery
-            if delivery is None or delivery.deadline_ns is None or delivery.deadline_ns > now_ns:
-                continue
+            assert delivery is not None
             if delivery.timeout_ns is not None and delivery.timeout_ns <= now_ns:
                 self._finalise(delivery.token)
                 self._fail(job, now_ms, "Job timeout exceeded", False, False)
@@ -450,6 +676,9 @@ class Engine:
                     f"Lock expired at max attempts ({job.attempts + 1})",
                     f"Lock expired after {delivery.renewals} renewals",
                 )
+        for job in list(self.jobs.values()):
+            if job.expires_ms is not None and job.expires_ms <= now_ms:
+                del self.jobs[job.id]
 
     # --- a store -------------------------------------------------------------------------
 
@@ -458,7 +687,7 @@ class Engine:
         return copy.deepcopy(
             Saved(
                 jobs=self.jobs,
-                paused={name: q.paused for name, q in self.queues.items()},
+                queues=self.queues,
                 now_ms=now_ms,
                 now_ns=now_ns,
             )
@@ -469,13 +698,23 @@ class Engine:
         saved = copy.deepcopy(saved)
         listening = [name for name, q in self.queues.items() if q.listening]
         self.jobs = saved.jobs
-        self.queues = {name: Queue(paused=paused) for name, paused in saved.paused.items()}
+        self._ended = 0
+        self.queues = {
+            name: Queue(
+                paused=q.paused,
+                max_stalls=q.max_stalls,
+                dead_max_entries=q.dead_max_entries,
+                dead_max_age_ms=q.dead_max_age_ms,
+            )
+            for name, q in saved.queues.items()
+        }
         self._seq = max((job.seq for job in self.jobs.values()), default=0)
         self.events = []
         self._finals = {}
-        for job in self.jobs.values():
-            job.ended = (job.ended[0], job.seq)  # all that is known of one moment afterwards
-        self._ended = self._seq
+        # All that is known of one moment afterwards is the order of admission.
+        order = sorted(self.jobs.values(), key=lambda job: (job.ended[0], job.seq))
+        for self._ended, job in enumerate(order, 1):
+            job.ended = (job.ended[0], self._ended)
         done = [job for job in self.jobs.values() if job.state == "completed"]
         self._evidence = dict.fromkeys(job.id for job in sorted(done, key=lambda job: job.ended))
         for job in sorted(self.jobs.values(), key=lambda job: job.seq):

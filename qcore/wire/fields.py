@@ -8,6 +8,7 @@ the peer. Durations and times come out as whole milliseconds, whole numbers as
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ __all__ = [
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_GROUP_PRIORITY: Final = 2_097_151
+#: A setting of a queue beyond this says the same.
+MAX_SETTING: Final = 2**32 - 1
 _INT64_END: Final = 2.0**63
 
 
@@ -65,6 +68,7 @@ Kind = Literal[
     "backoff",  # a number of ms, or {type, delay, maxDelay, jitter}
     "batch",  # a list of job option maps
     "data",  # any value, of bounded size
+    "dead_config",  # settings of dead letters, what is not of its type left out
     "dedup",  # {ttl, extend, replace}
     "duration",  # ms, or a text of digits; clamped
     "filter",  # selection of dead letters
@@ -79,6 +83,7 @@ Kind = Literal[
     "list",
     "name",  # a job name
     "number",
+    "numbers",  # a list of such, as whole ms
     "option",  # a number, or a text of digits
     "queue",
     "queues",
@@ -86,6 +91,9 @@ Kind = Literal[
     "repeat",
     "runs",  # number of executions allowed
     "stack",
+    "stall_config",  # settings of stalled jobs, likewise
+    "states",  # a name of a state or a list of such
+    "string",  # a text, also an empty one, of at most so many characters
     "tags",
     "text",  # a text; an empty one counts as not given
     "time",  # ms since the epoch
@@ -525,10 +533,78 @@ def _filter(field: Field) -> Check:
     return check
 
 
+def _states(field: Field) -> Check:
+    def check(value: object) -> object:
+        states = [value] if isinstance(value, str) else value
+        if not isinstance(states, list) or not all(isinstance(state, str) for state in states):
+            raise Refused(f"{field.name} must be a string or an array of strings")
+        return [state for state in states if state] or ABSENT
+
+    return check
+
+
+def _string(field: Field) -> Check:
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise Refused(f"{field.name} must be a string")
+        if field.maximum is not None and len(value) > field.maximum:
+            raise Refused(f"{field.name} must be at most {field.maximum} characters")
+        return value
+
+    return check
+
+
+def _numbers(field: Field) -> Check:
+    name, low, high = field.name, field.minimum, field.maximum
+
+    def check(value: object) -> list[int]:
+        if not isinstance(value, list):
+            raise Refused(f"{name} must be an array of numbers")
+        numbers = []
+        for item in value:
+            number = _number(name, item)
+            _bounded(name, number, low, high)
+            numbers.append(_whole_ms(number))
+        return numbers
+
+    return check
+
+
+def _settings(flag: str, least: Mapping[str, int], open_ended: str = "") -> Callable[[Field], Check]:
+    """A map with one flag and numbers, each with its least value; what does not fit is left out.
+
+    The number named ``open_ended`` may be null.
+    """
+
+    def factory(field: Field) -> Check:
+        def check(value: object) -> dict[str, object]:
+            out: dict[str, object] = {}
+            for key, item in _object(field.name, value).items():
+                if key == flag and isinstance(item, bool):
+                    out[key] = item
+                elif key == open_ended and item is None:
+                    out[key] = None
+                elif key in least:
+                    with contextlib.suppress(Refused):
+                        number = _whole_ms(_number(key, item, numeric_text=True))
+                        if number >= 0:
+                            out[key] = min(
+                                max(number, least[key]), MAX_SETTING if key != open_ended else MAX_TIME_MS
+                            )
+            return out
+
+        return check
+
+    return factory
+
+
 _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "any": _any,
     "backoff": _backoff,
     "data": _data,
+    "dead_config": _settings(
+        "autoRetry", {"autoRetryInterval": 0, "maxAutoRetries": 0, "maxAge": 0, "maxEntries": 1}, "maxAge"
+    ),
     "dedup": _dedup,
     "duration": lambda field: _number_check(field, numeric_text=True, duration=True),
     "filter": _filter,
@@ -543,6 +619,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "list": _list,
     "name": _name,
     "number": lambda field: _number_check(field, numeric_text=False),
+    "numbers": _numbers,
     "option": lambda field: _number_check(field, numeric_text=True),
     "queue": _queue,
     "queues": _queues,
@@ -550,6 +627,9 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "repeat": _repeat,
     "runs": _runs,
     "stack": _stack,
+    "stall_config": _settings("enabled", {"stallInterval": 0, "maxStalls": 0, "gracePeriod": 0}),
+    "states": _states,
+    "string": _string,
     "tags": _tags,
     "text": _text,
     "time": lambda field: _number_check(field, numeric_text=False, duration=True),

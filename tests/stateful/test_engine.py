@@ -28,6 +28,7 @@ from qcore.store.memory import MemoryStore
 
 QUEUES = ("a", "b")
 CUSTOM_IDS = ("one", "two", "00000000-0000-7000-8000-000000000001")
+LISTED = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "paused")
 ALL_EVENTS = sum(EVENT_BITS.values())
 BACKOFFS: dict[bytes, tuple[int, dict[str, object]]] = {  # told apart by the payload
     b"\x00": (1000, {}),
@@ -87,7 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         """The engine drew the jitter; the twin only judges that the wait is one of those allowed."""
         wait = int(self.engine.run_at_ms(job_id)) - self.ms
         attempts = self.twin.jobs[job_id].attempts
-        backoff_ms, config = BACKOFFS[self.twin.jobs[job_id].data or b""]
+        backoff_ms, config = BACKOFFS[bytes([(self.twin.jobs[job_id].data or b"")[0] & 15])]
         if config:
             assert wait == backoff_ms * 2 ** (attempts - 1)
         else:
@@ -227,6 +228,120 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.pause(queue, paused)
         self.twin.pause(queue, paused)
 
+    # --- control -------------------------------------------------------------------------
+
+    def same(self, command: str, *args: Any, **how: Any) -> object:
+        got = answer(lambda: getattr(self.engine, command)(*args, **how))
+        assert got == answer(lambda: getattr(self.twin, command)(*args, **how))
+        return got
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.same("cancel", self.some_job(data))
+
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        job_id, token = self.some_delivery(data)
+        self.both("discard", job_id, token=token)
+
+    @rule(queue=queues)
+    def drain(self, queue: str) -> None:
+        self.same("drain", queue)
+
+    @precondition(lambda self: hasattr(self, "twin") and len(self.twin.jobs) > 4)
+    @rule(queue=queues)
+    def obliterate(self, queue: str) -> None:
+        self.same("obliterate", queue)
+
+    @rule(
+        queue=queues,
+        state=st.sampled_from([None, "wait", *LISTED, "no state"]),
+        grace_ms=st.sampled_from([0, 0, 1, 500]),
+        limit=st.sampled_from([0, 1, 2, 1000]),
+    )
+    def clean(self, queue: str, state: str | None, grace_ms: int, limit: int) -> None:
+        self.same("clean", queue, self.ms, state=state, grace_ms=grace_ms, limit=limit)
+
+    @rule(queue=queues, count=st.integers(-1, 2))
+    def promote_jobs(self, queue: str, count: int) -> None:
+        self.same("promote_jobs", queue, self.ms, count=count)
+
+    @rule(
+        data=st.data(),
+        priority=st.sampled_from([-1.5, 0, 1, 7.25, 3]),
+        lifo=st.sampled_from([None, True, False]),
+    )
+    def change_priority(self, data: st.DataObject, priority: float, lifo: bool | None) -> None:
+        self.same("change_priority", self.some_job(data), priority, self.ms, lifo=lifo)
+
+    @rule(data=st.data(), high=st.integers(0, 7))
+    def update(self, data: st.DataObject, high: int) -> None:
+        job_id = self.some_job(data)
+        job = self.twin.jobs.get(job_id)
+        old = job.data if job is not None and job.data else b"\x00"
+        self.same("update", job_id, bytes([(old[0] & 15) | high << 4]))
+
+    @rule(
+        data=st.data(),
+        progress=st.sampled_from([0, 12.5, 100, 1e300, -4]),
+        message=st.sampled_from([None, "", "half"]),
+    )
+    def progress(self, data: st.DataObject, progress: float, message: str | None) -> None:
+        self.same("set_progress", self.some_delivery(data)[0], progress, self.ms, message=message)
+
+    @rule(data=st.data(), lines=st.sampled_from([1, 1, 2, 60]))
+    def add_log(self, data: st.DataObject, lines: int) -> None:
+        job_id = self.some_job(data)
+        for n in range(lines):
+            self.same("add_log", job_id, f"line {n}", "info", self.ms)
+
+    @rule(data=st.data(), keep=st.integers(0, 2))
+    def clear_logs(self, data: st.DataObject, keep: int) -> None:
+        self.same("clear_logs", self.some_job(data), keep=keep)
+
+    @rule(data=st.data(), queue=queues, count=st.integers(-1, 2), ago=st.sampled_from([None, 0, 200]))
+    def retry_completed(self, data: st.DataObject, queue: str, count: int, ago: int | None) -> None:
+        job_id = data.draw(st.sampled_from([None, None, *self.ids]))
+        until = None if ago is None else self.ms - ago
+        self.same("retry_completed", queue, self.ms, job_id=job_id, count=count, until_ms=until)
+
+    @rule(data=st.data(), queue=queues, count=st.integers(-1, 2))
+    def retry_dead(self, data: st.DataObject, queue: str, count: int) -> None:
+        job_id = data.draw(st.sampled_from([None, None, *self.ids]))
+        self.same("retry_dead", queue, self.ms, job_id=job_id, count=count)
+
+    @rule(queue=queues, data=st.data())
+    def remove_dead(self, queue: str, data: st.DataObject) -> None:
+        self.same("remove_dead", queue, self.some_job(data))
+
+    @rule(queue=queues)
+    def purge_dead(self, queue: str) -> None:
+        self.same("purge_dead", queue)
+
+    @rule(
+        queue=queues,
+        dead=st.fixed_dictionaries(
+            {},
+            optional={
+                "maxEntries": st.sampled_from([1, 2, 10_000]),
+                "maxAge": st.sampled_from([None, 0, 20, 604_800_000]),
+            },
+        ),
+        stalls=st.fixed_dictionaries({}, optional={"maxStalls": st.integers(0, 2)}),
+    )
+    def configure(self, queue: str, dead: dict[str, Any], stalls: dict[str, Any]) -> None:
+        self.same("configure", queue, dead=dead, stalls=stalls)
+
+    @rule(
+        queue=queues,
+        states=st.none() | st.lists(st.sampled_from(LISTED), max_size=3).map(tuple),
+        offset=st.integers(0, 3),
+        limit=st.sampled_from([0, 1, 3, 100]),
+        asc=st.booleans(),
+    )
+    def look(self, queue: str, states: tuple[str, ...] | None, offset: int, limit: int, asc: bool) -> None:
+        self.same("list_jobs", queue, self.ms, states=states, offset=offset, limit=limit, asc=asc)
+
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         job_id = self.some_job(data)
@@ -254,6 +369,12 @@ class EngineMachine(RuleBasedStateMachine):
             if job is not None:
                 assert engine.attempts(job_id) == job.attempts <= job.max_attempts
                 assert engine.run_at_ms(job_id) == job.run_ms
+                assert engine.logs(job_id) == twin.logs(job_id)
+                if job.state == "active":
+                    assert engine.progress(job_id) == twin.progress(job_id)
+        for queue in QUEUES:
+            assert [entry[0] for entry in engine.dead_letters(queue)] == twin.failed(queue)
+            assert engine.counts_by_priority(queue) == twin.counts_by_priority(queue)
         assert engine.next_due(self.ms, self.ns) == twin.next_due(self.ms, self.ns)
 
     @rule(queue=queues)

@@ -204,7 +204,7 @@ def test_payload_bytes_come_out_as_they_went_in() -> None:
 def test_dead_letters_are_bounded_oldest_first_out() -> None:
     engine = Engine(SEED)
     ids = engine.push_many("q", [b"\xc0"] * 5, NOW)
-    engine.queue("q").dlq_max_entries = 2
+    engine.configure("q", dead={"maxEntries": 2})
     engine.pull_many("q", 5, NOW, 0)
     for job_id in ids:
         engine.fail(job_id, NOW, unrecoverable=True)

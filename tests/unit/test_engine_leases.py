@@ -171,7 +171,7 @@ def test_lost_leases_are_charged_up_to_each_bound() -> None:
 def test_stalls_without_a_bound() -> None:
     engine = Engine(SEED)
     job_id = engine.push("q", None, NOW, attempts=1000)
-    engine.queue("q").max_stalls = 0
+    engine.configure("q", stalls={"maxStalls": 0})
     for round_ in range(1, 51):
         engine.pull("q", NOW, round_ * 100 * MS, lease_ms=50)
         lost(engine, round_ * 100 + 50)
@@ -234,7 +234,7 @@ def test_answers_of_ended_deliveries_are_remembered_for_a_bounded_number() -> No
     _, token, _ = engine.pull("q", NOW, 0, lease_ms=10)
     lost(engine, 1)
     assert engine.ack(first, NOW, token=token) is False
-    engine.queue("q").max_stalls = 1  # every lost lease ends its job
+    engine.configure("q", stalls={"maxStalls": 1})  # every lost lease ends its job
     assert len(engine.pull_many("q", 10_000, NOW, 2 * MS, lease_ms=10)) == 10_000
     lost(engine, 12)
     with pytest.raises(StateError):
