@@ -271,7 +271,7 @@ cdef class Session(Outlet):
         return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
 
     def add(self, str queue not None, list admissions not None):
-        """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.admission`), in order."""
+        """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.adding.admission`), in order."""
         cdef Broker broker = self.broker
         cdef Engine engine = broker.engine
         cdef Queue q = engine.c_queue(queue)

@@ -1,0 +1,149 @@
+"""Adding jobs: what is admitted, and in what form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from qcore.errors import CommandError
+from qcore.limits import (
+    DEFAULT_ATTEMPTS,
+    DEFAULT_BACKOFF_MS,
+    DEFAULT_STACK_LINES,
+    MAX_DATA_BYTES,
+)
+from qcore.wire import commands
+from qcore.wire.packing import take_name
+from qcore.wire.writer import Packed
+
+if TYPE_CHECKING:
+    from qcore.broker.session import Added, Session
+from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
+
+#: Options that are checked but not served. A value that asks for one is refused, never ignored.
+UNSERVED_OPTIONS = (
+    "uniqueKey",
+    "dedup",
+    "dependsOn",
+    "childrenIds",
+    "parentId",
+    "groupId",
+    "groupMaxSize",
+    "repeat",
+    "failParentOnFailure",
+    "removeDependencyOnFailure",
+    "ignoreDependencyOnFailure",
+    "continueParentOnFailure",
+)
+MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
+_KEPT_OPTIONS = (
+    "ttl",
+    "timeout",
+    "stallTimeout",
+    "tags",
+    "keepLogs",
+    "sizeLimit",
+    "debounceId",
+    "debounceTtl",
+)
+
+
+def _push(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    _admissible(session, [fields])
+    outcome = session.add(fields["queue"], [admission(fields)])
+    _hold_add(answer, outcome)
+    return {"id": outcome.ids[0]}
+
+
+def _pushb(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    jobs: list[Fields] = fields["jobs"]
+    for index, options in enumerate(jobs):
+        try:
+            _admissible(session, [options])
+        except CommandError as error:
+            raise CommandError(f"jobs[{index}]: {error.message}") from None
+    outcome = session.add(fields["queue"], [admission(options) for options in jobs])
+    _hold_add(answer, outcome)
+    return {"ids": outcome.ids}
+
+
+def _hold_add(answer: Answer, outcome: Added) -> None:
+    broker = answer.session.broker
+    answer.add = outcome.how == "staged"
+    held = broker.durable if outcome.how in ("staged", "committed") else broker.hold_adds
+    answer.held = held and bool(outcome.ids)  # an empty batch waits for nothing
+
+
+def _admissible(session: Session, jobs: list[Fields]) -> None:
+    """Refuse what cannot be admitted now, before anything changes."""
+    broker = session.broker
+    for options in jobs:
+        for name in UNSERVED_OPTIONS:
+            if options.get(name):
+                raise CommandError(f"{name} is not supported by this server yet")
+        for name in ("removeOnComplete", "removeOnFail"):
+            if not isinstance(options.get(name, False), bool):
+                raise CommandError(
+                    f"{name} must be a boolean: other forms are not supported by this server yet"
+                )
+        data = options.get("data")
+        limit = options.get("sizeLimit")
+        if isinstance(data, Packed):
+            if len(data) > MAX_DATA_BYTES:
+                raise CommandError("Job data too large (max 10MB)")
+            if limit is not None and len(data) > limit:
+                raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
+        if broker.degraded is not None:
+            kind = "disk full" if broker.degraded[1] == "full" else "storage error"
+            if options.get("durable"):
+                raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
+            if broker.unflushed > broker.unflushed_limit:
+                raise CommandError(
+                    f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})"
+                )
+
+
+def admission(options: Fields) -> dict[str, Any]:
+    """Checked job options in the form in which a session admits them."""
+    extra = {name: options[name] for name in _KEPT_OPTIONS if options.get(name) not in (None, [], ())}
+    if not extra.get("timeout"):
+        extra.pop("timeout", None)  # 0 = none
+    backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
+    if isinstance(backoff, Mapping):
+        extra["backoffConfig"] = dict(backoff)
+        backoff = backoff["delay"]
+    lines = options.get("stackTraceLimit", DEFAULT_STACK_LINES)
+    if lines != DEFAULT_STACK_LINES:
+        extra["stackTraceLimit"] = lines
+    data = options.get("data")
+    name = options.get("name")
+    if name is None:
+        # Clients of protocol 2 put the name into the data.
+        split = take_name(data) if isinstance(data, Packed) else None
+        name, data = split if split is not None else ("default", data)
+        name = commands.job_name(name)
+    return {
+        "name": name,
+        "data": data.data if isinstance(data, Packed) else None,
+        "job_id": options.get("customId"),
+        "priority": float(options.get("priority", 0)),
+        "delay_ms": math.floor(options.get("delay", 0)),
+        "created_ms": options.get("timestamp"),
+        "attempts": options.get("maxAttempts", DEFAULT_ATTEMPTS),
+        # No wait is longer than a day, so what is cut off here changes none.
+        "backoff_ms": min(math.floor(backoff), MAX_BACKOFF_MS),
+        "lifo": bool(options.get("lifo")),
+        "remove_on_complete": bool(options.get("removeOnComplete")),
+        "remove_on_fail": bool(options.get("removeOnFail")),
+        "durable": bool(options.get("durable")),
+        "extra": extra or None,
+    }
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "PUSH": _push,
+    "PUSHB": _pushb,
+}

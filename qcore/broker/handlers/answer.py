@@ -1,0 +1,47 @@
+"""What every handler works with: the fields, the reply, the answer in the making."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qcore.wire.commands import Command
+
+if TYPE_CHECKING:
+    from qcore.broker.session import Session
+
+Fields = Mapping[str, Any]
+Reply = dict[str, object]
+
+#: Announced only to clients that list them; each changes what such a client gets.
+EXTENSIONS = {"int64": 1, "typed": 2, "outcomes": 4, "codes": 8}
+
+
+class Answer:
+    """The reply to one request in the making."""
+
+    __slots__ = ("add", "held", "request", "session")
+
+    def __init__(self, session: Session, request: dict[str, object]) -> None:
+        self.session = session
+        self.request = request
+        self.held: bool | None = None
+        self.add = False
+
+    def send(self, reply: Reply, command: Command) -> int:
+        ordered: Reply = {"ok": reply.pop("ok"), **reply}
+        if "reqId" in self.request:
+            ordered["reqId"] = self.request["reqId"]
+        held = self.held
+        if held is None:
+            held = command.level == "committed" and self.session.broker.hold_changes
+        return self.session.reply(ordered, held=held, add=self.add)
+
+
+Handler = Callable[[Answer, Fields], Reply | None]
+
+
+def at_most(count: int | None) -> int:
+    """A bound on a number of jobs; -1 = none."""
+    return -1 if count is None else min(count, sys.maxsize)

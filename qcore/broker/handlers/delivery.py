@@ -1,0 +1,184 @@
+"""Deliveries: taking jobs, finishing them, keeping their leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from qcore.errors import CommandError, LeaseError, QError
+from qcore.limits import (
+    MAX_DATA_BYTES,
+    MAX_STACK_LINES,
+)
+from qcore.wire.writer import Packed, Writer
+
+if TYPE_CHECKING:
+    pass
+from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
+
+
+def _pull(answer: Answer, fields: Fields) -> None:
+    if fields.get("group"):
+        raise CommandError("group is not supported by this server yet")
+    owner = fields.get("owner")
+    request_id = answer.request.get("reqId")
+    packed = None
+    if "reqId" in answer.request:
+        writer = Writer()
+        writer.value(request_id)
+        packed = writer.take()
+    answer.session.pull(
+        fields["queue"],
+        fields.get("count", 0),
+        max(1, fields["lockTtl"]) if owner else 0,
+        not (fields["detach"] and not owner),
+        packed,
+        fields["timeout"],
+    )
+
+
+def _ack(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    applied = session.finish(
+        fields["id"], fields.get("token"), _result(fields), _removal(fields.get("removeOnComplete"))
+    )
+    return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
+
+
+def _result(fields: Fields) -> bytes | None:
+    result = fields.get("result")
+    if not isinstance(result, Packed):
+        return None
+    if len(result) > MAX_DATA_BYTES:
+        raise CommandError("Job result too large (max 10MB)")
+    return result.data
+
+
+def _removal(value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise CommandError("removal other than true or false is not supported by this server yet")
+
+
+def _ackb(answer: Answer, fields: Fields) -> Reply:
+    """One outcome a member. Refused members never harm their neighbours."""
+    session = answer.session
+    ids: list[str] = fields["ids"]
+    tokens = fields.get("tokens") or [None] * len(ids)
+    results = fields.get("results") or [None] * len(ids)
+    removals = fields.get("removeOnCompletes") if fields.get("results") else None
+    for name in ("tokens", "results", "removeOnCompletes"):
+        given = fields.get(name)
+        if given is not None and len(given) != len(ids):
+            raise CommandError(f"ACKB {name} length must match ids length")
+    for result in results:
+        if isinstance(result, Packed) and len(result) > MAX_DATA_BYTES:
+            raise CommandError("Job result too large (max 10MB)")
+    ignored: list[int] = []
+    refused: list[Reply] = []
+    first: QError | None = None
+    seen: set[str] = set()
+    accepted = 0
+    for index, job_id in enumerate(ids):
+        if job_id in seen:
+            ignored.append(index)
+            continue
+        seen.add(job_id)
+        result = results[index]
+        try:
+            applied = session.finish(
+                job_id,
+                tokens[index],
+                result.data if isinstance(result, Packed) else None,
+                removals is not None and removals[index] is True,
+            )
+        except QError as error:
+            first = first or error
+            ignored.append(index)
+            refused.append({"index": index, "id": job_id, "reason": str(error)})
+            continue
+        accepted += 1
+        if not applied:
+            ignored.append(index)
+    if first is not None and not accepted:
+        raise first
+    if not ignored:
+        return {}
+    data: Reply = {"ignoredIndices": ignored, "ignoredIds": [ids[index] for index in ignored]}
+    if refused:
+        data["refused"] = refused
+    return {"data": data}
+
+
+def _fail(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    error = fields.get("error")
+    applied = session.fail(
+        fields["id"],
+        fields.get("token"),
+        error if isinstance(error, str) else "Unknown error",
+        stack_lines(fields.get("stack")),
+        bool(fields.get("unrecoverable")),
+        _removal(fields.get("removeOnFail")),
+    )
+    return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
+
+
+def stack_lines(stack: object) -> list[str] | None:
+    """Lines of a trace: texts only, at most 100, trimmed, blank ones dropped."""
+    if not isinstance(stack, list | tuple):
+        return None
+    lines = [line.strip() for line in stack if isinstance(line, str)][:MAX_STACK_LINES]
+    return [line for line in lines if line]
+
+
+def _job_heartbeat(answer: Answer, fields: Fields) -> Reply:
+    if not answer.session.renew(fields["id"], fields.get("token"), fields.get("duration", 0)):
+        raise LeaseError("Job not found or not active (or invalid token)")
+    return {"data": {"ok": True}}
+
+
+def _job_heartbeat_b(answer: Answer, fields: Fields) -> Reply:
+    ids: list[str] = fields["ids"]
+    tokens = fields.get("tokens")
+    if tokens is not None and len(tokens) != len(ids):
+        raise CommandError("JobHeartbeatB tokens length must match ids length")
+    duration = fields.get("duration", 0)
+    renewed = [
+        answer.session.renew(job_id, tokens[index] if tokens is not None else None, duration)
+        for index, job_id in enumerate(ids)
+    ]
+    data: Reply = {"ok": True, "count": sum(renewed)}
+    if answer.session.announced("outcomes"):
+        data["lost"] = [job_id for job_id, good in zip(ids, renewed, strict=True) if not good]
+    return {"data": data}
+
+
+def _extend_lock(answer: Answer, fields: Fields) -> Reply:
+    token = fields.get("token")
+    if not token or not answer.session.renew(fields["id"], token, fields["duration"]):
+        raise LeaseError("Lock not found or invalid token")
+    return {}
+
+
+def _extend_locks(answer: Answer, fields: Fields) -> Reply:
+    members = zip(fields["ids"], fields["tokens"], fields["durations"], strict=True)
+    return {
+        "count": sum(
+            bool(token) and answer.session.renew(job_id, token, duration)
+            for job_id, token, duration in members
+        )
+    }
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "PULL": _pull,
+    "PULLB": _pull,
+    "ACK": _ack,
+    "ACKB": _ackb,
+    "FAIL": _fail,
+    "ExtendLock": _extend_lock,
+    "ExtendLocks": _extend_locks,
+    "JobHeartbeat": _job_heartbeat,
+    "JobHeartbeatB": _job_heartbeat_b,
+}
