@@ -322,8 +322,8 @@ class Control:
         self.leased.update(jobs)
         self._buffer.extend(jobs)
         if self.closing or self.paused:
-            if self.closing:
-                self._release_buffer()
+            # Asked for before; nobody will start them here, so others may have them at once.
+            self._release_buffer()
             return
         self._start_jobs()
 

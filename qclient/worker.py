@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import signal
 import threading
 import uuid
@@ -98,6 +99,7 @@ class Worker:
         self._force = False
         self._close_timeout: float | None = None
         self._was_started = False
+        self._pid = os.getpid()
         self._closed = False
         self._paused_early = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -256,6 +258,7 @@ class Worker:
             if self._was_started:
                 raise ConfigError("the worker was started already")
             self._was_started = True
+            self._pid = os.getpid()
 
     async def arun(self) -> None:
         """Run in the current loop until the worker is closed."""
@@ -329,6 +332,8 @@ class Worker:
         """
         if timeout is not None:
             self._close_timeout = to_seconds(timeout, "timeout")
+        if os.getpid() != self._pid:
+            return  # the threads of the worker stayed in the parent, and so did its jobs
         self._force = self._force or force
         with self._lock:
             self._closed = True

@@ -57,12 +57,15 @@ class EmbeddedEngine:
         self._start = threading.Lock()
         self._forked = False
         self.closed = False
+        self._sessions: weakref.WeakSet[EmbeddedSession] = weakref.WeakSet()
         _hosts.add(self)
 
     def session(self, on_output: Callable[[], None] | None = None) -> EmbeddedSession:
         """A conversation with the engine, as a connection to a server would be."""
         self._usable()
-        return EmbeddedSession(self, on_output)
+        session = EmbeddedSession(self, on_output)
+        self._sessions.add(session)
+        return session
 
     def flush(self) -> None:
         """Commit everything that is buffered. Raises StoreError if the file cannot be written."""
@@ -80,9 +83,14 @@ class EmbeddedEngine:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=10)
-        with self._commits:
-            close_broker(self.broker)
-        _hosts.discard(self)
+        try:
+            with self._commits:
+                close_broker(self.broker)
+        finally:
+            _hosts.discard(self)
+            # Whoever waits for a reply looks again and finds that none will come.
+            for session in list(self._sessions):
+                session.wake()
 
     def _usable(self) -> None:
         if self._forked:
@@ -115,8 +123,9 @@ class EmbeddedEngine:
         if self._thread is None:
             with self._start:
                 if self._thread is None and not self.closed:
-                    self._thread = threading.Thread(target=self._run, name="qcore-engine", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name="qcore-engine", daemon=True)
+                    thread.start()
+                    self._thread = thread  # only one that has started can be joined
 
     def _run(self) -> None:
         broker = self.broker
@@ -145,10 +154,11 @@ class EmbeddedEngine:
 class EmbeddedSession:
     """A session whose replies are there as soon as they can be."""
 
-    __slots__ = ("_engine", "_session")
+    __slots__ = ("__weakref__", "_engine", "_on_output", "_session")
 
     def __init__(self, engine: EmbeddedEngine, on_output: Callable[[], None] | None) -> None:
         self._engine = engine
+        self._on_output = on_output
         self._session = Session(engine.broker, on_output)
 
     def feed(self, data: bytes) -> None:
@@ -167,6 +177,11 @@ class EmbeddedSession:
             self._session.resume()
             data += self._session.take()
         return data
+
+    def wake(self) -> None:
+        """Tell the owner to look at the session again."""
+        if self._on_output is not None:
+            self._on_output()
 
     @property
     def closing(self) -> bool:

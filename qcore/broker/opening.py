@@ -59,23 +59,24 @@ def open_broker(
     """
     if store is None and path is not None:
         store = open_store(path)
-    broker = Broker(
-        store,
-        clock=clock,
-        seed=seed,
-        hold_adds=adds != "buffered",
-        hold_changes=changes != "buffered",
-        hold_pulls=mode == "embedded" and changes != "buffered",
-        sync="synced" in (adds, changes),
-        flush_ms=flush_ms,
-        max_completed=max_completed,
-    )
-    if store is not None:
-        try:
+    try:
+        broker = Broker(
+            store,
+            clock=clock,
+            seed=seed,
+            hold_adds=adds != "buffered",
+            hold_changes=changes != "buffered",
+            hold_pulls=mode == "embedded" and changes != "buffered",
+            sync="synced" in (adds, changes),
+            flush_ms=flush_ms,
+            max_completed=max_completed,
+        )
+        if store is not None:
             recover(broker, store, keep_leases=mode == "server")
-        except BaseException:
+    except BaseException:
+        if store is not None:
             store.close()
-            raise
+        raise
     return broker
 
 

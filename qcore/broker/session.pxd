@@ -22,6 +22,7 @@ cdef class Session(Outlet):
     cdef list chunks                # what came after it
     cdef Py_ssize_t n_chunks
     cdef readonly bint closing
+    cdef readonly int64_t n_frames  # requests so far
     cdef readonly bint backlogged   # requests wait until the output has been taken
     cdef public bint authenticated
     cdef readonly object settings

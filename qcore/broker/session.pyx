@@ -212,6 +212,7 @@ cdef class Session(Outlet):
         return 0
 
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1:
+        self.n_frames += 1
         if self.rate_max and not self.c_admit_request():
             from qcore.broker.handlers import refuse_frame
 

@@ -8,6 +8,7 @@ is the only way out of the active state, and a job becomes terminal only in
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
@@ -227,8 +228,14 @@ cdef class Transitions(Table):
                 run.expires_ns = _later(now_ns, lease_ms)
             if timeout:
                 run.timeout_ns = _later(now_ns, timeout)
-            self.c_own(slot, run, session)
-            self.c_arm(slot, run)
+            try:
+                self.c_own(slot, run, session)
+                self.c_arm(slot, run)
+            except BaseException:
+                if run.session:
+                    self.c_disown(run)
+                memset(run, 0, sizeof(Run))     # the record stays in reserve, as new
+                raise
             job.run = self.spare_run
             self.spare_run = 0
             q.ready.c_pop(&key, &slot)

@@ -92,8 +92,24 @@ class Saved:
 
     jobs: dict[str, Job] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
-    now_ms: int = 0
-    now_ns: int = 0
+    #: By job: both clocks when its row was written.
+    written: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def _as_row(job: Job, now: Job) -> Job:
+    """A job as a row shows it, given what it is now.
+
+    Promotion and sessions are in no row, nor is the place among those that ended in one
+    moment; the ends of leases are monotonic readings, which a restart counts anew.
+    """
+    row = copy.deepcopy(job)
+    if row.state == "delayed" and now.state == "ready":
+        row.state = "ready"
+    row.ended = (row.ended[0], 0)
+    if row.delivery is not None:
+        row.delivery.session = 0
+        row.delivery.expires_ns = row.delivery.timeout_ns = None
+    return row
 
 
 class Engine:
@@ -682,16 +698,22 @@ class Engine:
 
     # --- a store -------------------------------------------------------------------------
 
-    def save(self, now_ms: int, now_ns: int) -> Saved:
-        """What a store would hold if it were written now."""
-        return copy.deepcopy(
-            Saved(
-                jobs=self.jobs,
-                queues=self.queues,
-                now_ms=now_ms,
-                now_ns=now_ns,
-            )
-        )
+    def save(self, before: Saved, changed: set[int], now_ms: int, now_ns: int) -> Saved:
+        """What a store would hold if the jobs of these numbers were written now.
+
+        The others keep their rows, and must not differ from them but by what needs no
+        row: that their time has come, or which session holds them.
+        """
+        saved = copy.deepcopy(Saved(jobs=self.jobs, queues=self.queues))
+        for job_id, job in saved.jobs.items():
+            if job.seq in changed:
+                saved.written[job_id] = (now_ms, now_ns)
+                continue
+            row = before.jobs[job_id]
+            assert _as_row(row, job) == _as_row(job, job), f"{job_id} changed and was not written"
+            saved.jobs[job_id] = copy.deepcopy(row)
+            saved.written[job_id] = before.written[job_id]
+        return saved
 
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         """Forget everything but what was saved, and recover from that."""
@@ -724,11 +746,12 @@ class Engine:
             if delivery is None:
                 continue
             delivery.session = 0
+            then_ms, then_ns = saved.written[job.id]
             if delivery.expires_ns is not None:
-                left = saved.now_ms + (delivery.expires_ns - saved.now_ns) // 1_000_000 - now_ms
+                left = then_ms + (delivery.expires_ns - then_ns) // 1_000_000 - now_ms
                 delivery.expires_ns = now_ns + max(1, min(left, delivery.lease_ms)) * 1_000_000
             if delivery.timeout_ns is not None:
-                left = saved.now_ms + (delivery.timeout_ns - saved.now_ns) // 1_000_000 - now_ms
+                left = then_ms + (delivery.timeout_ns - then_ns) // 1_000_000 - now_ms
                 delivery.timeout_ns = now_ns + max(1, left) * 1_000_000
             if keep_leases and delivery.token is not None:
                 continue

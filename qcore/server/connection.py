@@ -27,7 +27,16 @@ class Connection:
     is cut off.
     """
 
-    __slots__ = ("closed", "max_unsent_bytes", "n_unsent", "partial_since_ns", "session", "sock", "unsent")
+    __slots__ = (
+        "closed",
+        "max_unsent_bytes",
+        "n_unsent",
+        "partial_frame",
+        "partial_since_ns",
+        "session",
+        "sock",
+        "unsent",
+    )
 
     def __init__(self, sock: socket.socket, max_unsent_bytes: int) -> None:
         sock.setblocking(False)
@@ -48,6 +57,7 @@ class Connection:
         self.n_unsent = 0
         self.max_unsent_bytes = max_unsent_bytes
         self.partial_since_ns = 0
+        self.partial_frame = 0
         self.closed = False
 
     def receive(self) -> bool:

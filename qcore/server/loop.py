@@ -199,9 +199,12 @@ class Server:
                 self._drop(connection)
                 return
             if connection.session.partial:
-                # The deadline of a frame runs from its first byte: dripping does not extend it.
-                if not connection.partial_since_ns:
+                # The deadline of a frame runs from its first byte: dripping does not extend it, and
+                # a busy stream, whose reads rarely end between two frames, is at another one each time.
+                if not connection.partial_since_ns or connection.partial_frame != connection.session.n_frames:
                     connection.partial_since_ns = time.monotonic_ns()
+                    connection.partial_frame = connection.session.n_frames
+                    self._partial.pop(connection, None)
                     self._partial[connection] = None
             elif connection.partial_since_ns:
                 connection.partial_since_ns = 0

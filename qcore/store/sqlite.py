@@ -229,6 +229,10 @@ class SqliteStore:
             if con is not None:
                 con.close()
             raise _fault(error, self.path) from error
+        except UnicodeDecodeError:
+            if con is not None:
+                con.close()
+            raise StoreFault(f"{self.path} is damaged: its schema is not text", "corrupt") from None
         except BaseException:
             if con is not None:
                 con.close()

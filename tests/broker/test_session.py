@@ -439,3 +439,11 @@ def test_no_window_holds_more_than_the_limit(window_ms: int) -> None:
     for early, late in zip(admitted, admitted[5:], strict=False):
         assert late - early >= window_ms * 1_000_000
     assert len(admitted) > 300
+
+
+def test_requests_are_counted_so_that_a_host_can_tell_a_new_incomplete_frame(talk: Talk) -> None:
+    whole = frame({"cmd": "Ping"})
+    talk.session.feed(whole[:5])
+    assert (talk.session.n_frames, talk.session.partial) == (0, 5)
+    talk.session.feed(whole[5:] + whole + whole[:3])
+    assert (talk.session.n_frames, talk.session.partial) == (2, 3)

@@ -575,3 +575,14 @@ def test_a_signal_at_any_moment_loses_nothing(tcp_url: str, name: str, pause: fl
         with Worker(name, lambda job: None, tcp_url, concurrency=10):
             until(lambda: queue.counts() == Counts(completed=n))
         assert queue.dlq.list() == []
+
+
+def test_a_paused_worker_gives_a_late_job_to_others(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        paused = Worker(name, lambda job: "paused", engine_url, poll_timeout=30).start()
+        paused.wait_ready(timeout=10)
+        paused.pause()
+        job = queue.add("n")  # may go to the poll that is open still
+        with Worker(name, lambda job: "other", engine_url):
+            assert job.result(timeout=20) == "other"
+        paused.close()

@@ -7,6 +7,8 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from qclient import Queue, shutdown_engine
+from qclient import ClosedError, Queue, shutdown_engine
 from qcore.store.sqlite import SCHEMA_VERSION, SqliteStore
 
 Start = Callable[..., Any]
@@ -471,3 +473,89 @@ def test_settings_that_cannot_be(
     start: Start, options: list[str], variables: dict[str, str], named: str
 ) -> None:
     assert named in refusal(start(*options, **variables))
+
+
+INTERRUPTED = """
+import sys
+from qclient import Queue
+n = 0
+with Queue("q", sys.argv[1]) as queue:
+    queue.add("n")
+    print("ready", flush=True)
+    try:
+        while True:
+            queue.add("n", durable=sys.argv[2] == "durable")
+            n += 1
+    finally:
+        print(n + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "durable"])
+def test_an_interrupt_at_any_moment_ends_an_embedded_program_and_loses_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    for n in range(12):
+        url = f"sqlite:///{tmp_path}/{n}.db"
+        with subprocess.Popen(
+            [sys.executable, str(program), url, kind],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.002 * n)  # moments, not synchronisation: any of them will do
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=30)
+        assert err.rstrip().endswith("KeyboardInterrupt"), err
+        with Queue("q", url) as queue:
+            assert len(queue) >= int(out.split()[-1])
+
+
+def test_closing_the_engine_ends_calls_that_wait(tmp_path: Path) -> None:
+    queue = Queue("q", f"sqlite:///{tmp_path}/jobs.db")
+    job = queue.add("n")
+    ended: list[BaseException] = []
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        try:
+            job.result(timeout=60)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waits.wait()
+    shutdown_engine()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert [type(error) for error in ended] == [ClosedError]
+    queue.close()
+
+
+FORKED = """
+import os, sys
+from qclient import Queue, Worker
+queue = Queue("q", sys.argv[1])
+worker = Worker("q", lambda job: 1, sys.argv[1]).start()
+child = os.fork()
+if child == 0:
+    worker.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert queue.add("n").result(timeout=10) == 1    # the parent's worker goes on
+worker.close()
+queue.close()
+"""
+
+
+def test_closing_a_worker_in_a_forked_child_leaves_the_parents_alone(
+    program: Program, tmp_path: Path
+) -> None:
+    done = program(FORKED, f"sqlite:///{tmp_path}/jobs.db")
+    assert done.returncode == 0, done.stderr

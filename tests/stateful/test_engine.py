@@ -23,7 +23,7 @@ from qcore.engine.table import EVENT_BITS
 from qcore.errors import QError
 from qcore.reference.engine import Engine as Twin
 from qcore.reference.engine import Saved
-from qcore.store.base import Cut
+from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH, Cut
 from qcore.store.memory import MemoryStore
 
 QUEUES = ("a", "b")
@@ -425,9 +425,11 @@ class StoredEngineMachine(EngineMachine):
 
     @rule()
     def save(self) -> None:
-        self.store.commit(Cut(*rows.take_rows(self.engine, self.ms, self.ns)))
+        cut = Cut(*rows.take_rows(self.engine, self.ms, self.ns))
+        self.store.commit(cut)
         assert self.engine.n_changes == 0
-        self.saved = self.twin.save(self.ms, self.ns)
+        written = {*cut.inserts[::INSERT_WIDTH], *cut.updates[::UPDATE_WIDTH]}
+        self.saved = self.twin.save(self.saved, written, self.ms, self.ns)
 
     @rule()
     def save_nothing_new(self) -> None:

@@ -273,3 +273,12 @@ class TestWithoutRights:
         (open_directory / "in").mkdir(mode=0o700)
         path = open_directory / "in" / "jobs.db"
         assert as_nobody(path) == f"readonly: {path} cannot be opened: Permission denied"
+
+
+def test_a_schema_that_is_no_text_is_one_clear_error(db: Path) -> None:
+    SqliteStore(db).close()
+    raw = db.read_bytes()
+    at = raw.index(b"CREATE TABLE jobs")
+    db.write_bytes(raw[: at + 3] + b"\xff" + raw[at + 4 :])
+    with pytest.raises(StoreFault, match=r"damaged|malformed"):
+        SqliteStore(db)
