@@ -197,6 +197,11 @@ class Control:
         if self._keeper is not None:
             self._keeper.start()
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether the calling thread is the loop's."""
+        return threading.get_ident() == self._thread
+
     def call_soon(self, fn: Callable[..., Any], *args: Any) -> None:
         """Run ``fn`` in the loop's thread; from any thread, also after the loop has ended."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -12,6 +13,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,6 +27,9 @@ from qclient.url import resolve
 from qcore.errors import ClosedError, ConfigError
 
 _log = logging.getLogger("qclient.worker")
+
+#: A pause is waited for this long; a loop that does not run for longer starts nothing either.
+PAUSE_WAIT_S = 1.0
 
 EVENTS = ("ready", "active", "completed", "failed", "cancelled", "drained", "error", "closed")
 _OPTIONS = frozenset(inspect.signature(worker_settings).parameters)
@@ -406,11 +411,20 @@ class Worker:
     # --------------------------------------------------------------- control
 
     def pause(self) -> None:
-        """Start no further jobs; those that run go on. Buffered ones are given back after 5 s."""
-        if self._control is None:
+        """Start no further jobs; those that run go on. Buffered ones are given back after 5 s.
+
+        Nothing starts any more once this has returned.
+        """
+        control = self._control
+        if control is None:
             self._paused_early = True
+        elif control.in_loop or self._ended.is_set():
+            control.pause()
         else:
-            self._control.call_soon(self._control.pause)
+            applied: SimpleQueue[None] = SimpleQueue()
+            control.call_soon(lambda: (control.pause(), applied.put(None)))
+            with contextlib.suppress(Empty):
+                applied.get(timeout=PAUSE_WAIT_S)
 
     def resume(self) -> None:
         """Start jobs again."""
