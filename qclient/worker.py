@@ -422,7 +422,12 @@ class Worker:
             control.pause()
         else:
             applied: SimpleQueue[None] = SimpleQueue()
-            control.call_soon(lambda: (control.pause(), applied.put(None)))
+
+            def apply() -> None:
+                control.pause()
+                applied.put(None)
+
+            control.call_soon(apply)
             with contextlib.suppress(Empty):
                 applied.get(timeout=PAUSE_WAIT_S)
 
