@@ -60,5 +60,6 @@ cdef class SkipList:
     cdef void c_descend(self, uint32_t *path, Key *key, uint32_t x, int level) noexcept nogil
     cdef void c_unlink(self, uint32_t ref, uint32_t *path) noexcept nogil
     cdef void c_forget(self) noexcept nogil
+    cdef void c_forget_fingers(self) noexcept nogil
     cdef void c_shrink(self) noexcept nogil
     cdef bint c_compact(self) noexcept nogil

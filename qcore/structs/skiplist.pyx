@@ -96,11 +96,15 @@ cdef class SkipList:
         self.level = 1
         self.bump = HEAD_UNITS
         self.n_units = 0
+        memset(self.free, 0, sizeof(self.free))
+        memset(self.last, 0, sizeof(self.last))
+        self.c_forget_fingers()
+
+    cdef void c_forget_fingers(self) noexcept nogil:
+        # The turn too: a finger that is set again brings all before it back into use.
         self.n_fingers = 0
         self.recent_finger = 0
         self.finger_turn = 0
-        memset(self.free, 0, sizeof(self.free))
-        memset(self.last, 0, sizeof(self.last))
 
     # ---- slab ----
 
@@ -248,7 +252,7 @@ cdef class SkipList:
         PyMem_RawFree(old)
         for i in range(SKIP_LEVELS):
             self.last[i] = path[i]
-        self.n_fingers = 0
+        self.c_forget_fingers()
         return True
 
     # ---- search ----
@@ -594,6 +598,7 @@ cdef class SkipList:
             assert due[i] == 0, f"level {i} holds a node that level 0 lacks"
             assert last[i] == self.last[i], f"last[{i}] is {self.last[i]}, found {last[i]}"
         assert self.level == 1 or last[self.level - 1] != 0, f"level {self.level} is empty"
+        assert self.finger_turn <= self.n_fingers, f"finger {self.finger_turn} is next of {self.n_fingers}"
         for k in range(self.n_fingers):
             for i in range(SKIP_LEVELS):
                 y = self.finger[k][i]

@@ -251,3 +251,44 @@ def test_sizeof_counts_the_storage() -> None:
 def test_not_pickled() -> None:
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(SkipList())
+
+
+def test_compaction_forgets_the_runs() -> None:
+    # A finger from before it, used again after it, leads into memory that was given back.
+    s = SkipList(7)
+    for c in range(6000):
+        s.insert(9, 0, c, c)
+    for a in range(5):  # a finger each, before the end of the list
+        s.insert(a, 0, 0, 0)
+    for c in range(5990):
+        assert s.remove(9, 0, c)
+    before = s.nbytes
+    s.insert(5, 0, 0, 0)
+    assert s.nbytes < before  # it compacted
+    s._check()
+    for a in range(5):
+        s.insert(a, 0, 1, 1)
+        s._check()
+    assert [entry[:2] for entry in s][:10] == [(a, 0) for a in range(5) for _ in range(2)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_runs_through_growth_and_compaction(seed: int) -> None:
+    rng = random.Random(seed)
+    s, twin, alive, compacted = SkipList(seed + 1), PlainSkipList(), [], 0
+    for round_ in range(12):
+        for _ in range(4000 if round_ % 2 == 0 else 300):
+            key = (rng.randrange(6), rng.choice((-1, 1)) * rng.randrange(3), len(alive) + round_ * 10**6)
+            before = s.nbytes
+            s.insert(*key, 1)
+            compacted += s.nbytes < before
+            twin.insert(*key, 1)
+            alive.append(key)
+        rng.shuffle(alive)
+        while len(alive) > 60:
+            key = alive.pop()
+            assert s.remove(*key)
+            assert twin.remove(*key)
+        s._check()
+        assert list(s) == list(twin)
+    assert compacted >= 5
