@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_campaign(*options: str) -> dict[str, Any]:
-    command = [sys.executable, "-W", "error", "-m", "tests.crash.campaign", *options]
+    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.crash.campaign", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
