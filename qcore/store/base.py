@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from qcore.errors import StoreError
 
@@ -20,6 +20,19 @@ UPDATE_WIDTH = 4
 
 #: The state of a row whose ``queue`` or ``state`` column holds no integer.
 STATE_UNREADABLE = -1
+
+#: Tables of small values that stand beside the jobs, each a key and a packed value.
+#:
+#: * ``evidence`` (number): ids that were completed and removed, in order; see the engine
+#: * ``logs`` (seq of the job): its log lines
+#: * ``minutes`` (number): closed minutes of the metrics of a queue
+#: * ``schedules`` (name): what is to be added at its time
+#: * ``telemetry`` (queue id): counts of events and outcomes of a queue
+#: * ``webhooks`` (id): addresses that are told of events
+SIDE_TABLES: Final = ("evidence", "logs", "minutes", "schedules", "telemetry", "webhooks")
+
+#: A table and a key in it.
+Side: TypeAlias = tuple[str, int | str]
 
 #: ``(seq, queue, state, record, data, result)``
 Row: TypeAlias = tuple[int, int, int, bytes, bytes | None, bytes | None]
@@ -53,6 +66,7 @@ class Cut:
     * ``names``: (id, text) of newly interned names.
     * ``queues``: (queue id, packed state); None removes the state.
     * ``meta``: small values by key.
+    * ``side``: packed values of :data:`SIDE_TABLES`; None removes one, which need not exist.
     """
 
     inserts: list[object] = field(default_factory=list)
@@ -61,6 +75,7 @@ class Cut:
     names: list[tuple[int, str]] = field(default_factory=list)
     queues: list[tuple[int, bytes | None]] = field(default_factory=list)
     meta: dict[str, bytes] = field(default_factory=dict)
+    side: dict[Side, bytes | None] = field(default_factory=dict)
     packed: list[bytes] = field(default_factory=list)
     n_packed: int = 0
     largest: int = 0
@@ -77,7 +92,7 @@ class Cut:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.n_jobs or self.names or self.queues or self.meta)
+        return not (self.n_jobs or self.names or self.queues or self.meta or self.side)
 
     def has_large(self, limit: int) -> bool:
         """Tell whether a payload of the cut is longer than ``limit``."""
@@ -90,7 +105,7 @@ class Cut:
         if not self.packed:
             return self
         cut = Cut([*self.inserts], [*self.updates], [*self.deletes])
-        cut.names, cut.queues, cut.meta = self.names, self.queues, self.meta
+        cut.names, cut.queues, cut.meta, cut.side = self.names, self.queues, self.meta, self.side
         for buffer in self.packed:
             _unpack_rows(buffer, cut)
         return cut
@@ -136,6 +151,7 @@ class Cut:
             names=list(({id_: (id_, text) for id_, text in (*self.names, *newer.names)}).values()),
             queues=list(dict((*self.queues, *newer.queues)).items()),
             meta={**self.meta, **newer.meta},
+            side={**self.side, **newer.side},
         )
 
 
@@ -207,6 +223,7 @@ def _rows(flat: Sequence[object], width: int) -> dict[int, Sequence[object]]:
 class Snapshot:
     """Everything a store holds, as the engine is rebuilt from it.
 
+    ``side`` has every one of :data:`SIDE_TABLES`, in order of the keys.
     ``jobs`` is read while it is iterated, in order of seq, and keeps no
     transaction open between rows; use it up before the first commit.
     """
@@ -214,6 +231,7 @@ class Snapshot:
     names: list[tuple[int, str]]
     queues: list[tuple[int, bytes]]
     meta: dict[str, bytes]
+    side: dict[str, list[tuple[int | str, bytes]]]
     jobs: Iterator[Row]
 
 

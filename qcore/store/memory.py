@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from qcore.errors import ClosedError, StoreError
-from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH, Cut, Row, Snapshot
+from qcore.store.base import INSERT_WIDTH, SIDE_TABLES, UPDATE_WIDTH, Cut, Row, Side, Snapshot
 
 
 class MemoryStore:
@@ -26,6 +26,7 @@ class MemoryStore:
         self._names: dict[int, str] = {}
         self._queues: dict[int, bytes] = {}
         self._meta: dict[str, bytes] = {}
+        self._side: dict[Side, bytes] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._commits = 0
@@ -39,6 +40,7 @@ class MemoryStore:
             twin._names = dict(self._names)
             twin._queues = dict(self._queues)
             twin._meta = dict(self._meta)
+            twin._side = dict(self._side)
         return twin
 
     def load(self) -> Snapshot:
@@ -48,6 +50,13 @@ class MemoryStore:
                 names=sorted(self._names.items()),
                 queues=sorted(self._queues.items()),
                 meta=dict(self._meta),
+                side={
+                    table: sorted(
+                        ((key, value) for (of, key), value in self._side.items() if of == table),
+                        key=lambda row: row[0],
+                    )
+                    for table in SIDE_TABLES
+                },
                 jobs=self._rows_in_order(),
             )
 
@@ -88,6 +97,11 @@ class MemoryStore:
                 else:
                     self._queues[queue] = packed
             self._meta.update(cut.meta)
+            for side, packed in cut.side.items():
+                if packed is None:
+                    self._side.pop(side, None)
+                else:
+                    self._side[side] = packed
             self._commits += 1
             self._rows += cut.n_jobs
 

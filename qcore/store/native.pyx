@@ -16,7 +16,7 @@ from libc.string cimport memcpy, memset
 
 import _sqlite3
 import os
-from qcore.store.base import pack_rows
+from qcore.store.base import SIDE_TABLES, pack_rows
 from qcore.store.sqlite import BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, PAGE_BYTES, SqliteStore, fault_of
 
 cdef extern from "dlfcn.h" nogil:
@@ -59,6 +59,7 @@ cdef enum:
     ST_PAYLOAD, ST_DROP
     ST_NAME, ST_QUEUE, ST_NO_QUEUE, ST_META
     N_STATEMENTS
+    N_SIDE = 16                 # a replacing and a deleting statement for each side table
 
 cdef list _SQL = [
     "BEGIN IMMEDIATE",
@@ -74,6 +75,12 @@ cdef list _SQL = [
     "DELETE FROM queues WHERE id = ?",
     "REPLACE INTO meta(key, value) VALUES (?,?)",
 ]
+
+for _table in SIDE_TABLES:
+    _SQL.append(f"REPLACE INTO {_table}(key, value) VALUES (?,?)")
+    _SQL.append(f"DELETE FROM {_table} WHERE key = ?")
+cdef dict _SIDE_STATEMENTS = {table: N_STATEMENTS + 2 * i for i, table in enumerate(SIDE_TABLES)}
+assert len(_SQL) <= N_STATEMENTS + N_SIDE
 
 cdef Api api
 cdef bint _loaded = False
@@ -114,7 +121,7 @@ def available():
 cdef class _Connection:
     """A connection of its own to a file that the store has open, with its statements compiled once."""
     cdef Db db
-    cdef Stmt statements[N_STATEMENTS]
+    cdef Stmt statements[N_STATEMENTS + N_SIDE]
     cdef str path
 
     def __cinit__(self, str path not None):
@@ -130,7 +137,7 @@ cdef class _Connection:
         for setting in ("synchronous = NORMAL", "wal_autocheckpoint = 0", f"cache_size = -{CACHE_KIB}",
                         "secure_delete = OFF"):
             self.run_sql("PRAGMA " + setting)
-        for i in range(N_STATEMENTS):
+        for i in range(<int>len(_SQL)):
             sql = _SQL[i].encode()
             rc = api.prepare_v2(self.db, sql, -1, &self.statements[i], NULL)
             if rc != SQLITE_OK:
@@ -138,7 +145,7 @@ cdef class _Connection:
 
     def close(self):
         cdef int i
-        for i in range(N_STATEMENTS):
+        for i in range(N_STATEMENTS + N_SIDE):
             if self.statements[i] != NULL:
                 api.finalize(self.statements[i])
                 self.statements[i] = NULL
@@ -272,6 +279,9 @@ cdef class _Connection:
                     self.c_small(ST_QUEUE, key, state)
             for key, value in cut.meta.items():
                 self.c_small(ST_META, key, value)
+            for (table, key), value in cut.side.items():
+                which = _SIDE_STATEMENTS[table]
+                self.c_small(which if value is not None else which + 1, key, value)
             with nogil:
                 rc = self.c_step(ST_COMMIT)
             if rc != SQLITE_DONE:

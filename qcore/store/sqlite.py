@@ -31,6 +31,7 @@ from urllib.parse import quote
 from qcore.errors import ClosedError, EngineBusyError, ForkedError
 from qcore.store.base import (
     INSERT_WIDTH,
+    SIDE_TABLES,
     STATE_UNREADABLE,
     UPDATE_WIDTH,
     Cut,
@@ -40,7 +41,7 @@ from qcore.store.base import (
 )
 
 APPLICATION_ID = 0x71636F72  # "qcor"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PAGE_BYTES = 4096
 CACHE_KIB = 64_000
 BUSY_TIMEOUT_MS = 5_000
@@ -250,18 +251,15 @@ class SqliteStore:
             # In rollback mode, so that the header names its owner from the first page on.
             con.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             con.execute("PRAGMA journal_mode = DELETE").fetchall()
-            schema = Path(__file__).with_name("schema.sql").read_text("utf-8")
-            try:
-                con.executescript(
-                    f"BEGIN EXCLUSIVE; {schema}; PRAGMA application_id = {APPLICATION_ID}; "
-                    f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-                )
-            except BaseException:
-                if con.in_transaction:
-                    con.execute("ROLLBACK")
-                raise
-        elif version != SCHEMA_VERSION:
+            self._build(
+                *(_schema(version) for version in range(1, SCHEMA_VERSION + 1)),
+                f"PRAGMA application_id = {APPLICATION_ID}",
+                f"PRAGMA user_version = {SCHEMA_VERSION}",
+            )
+        elif version > SCHEMA_VERSION:
             raise _newer(self.path, version)
+        else:
+            self._migrate(version)
         mode = con.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != b"wal":
             raise StoreFault(f"{self.path} cannot be switched to write-ahead mode", "io")
@@ -274,6 +272,19 @@ class SqliteStore:
         ):
             con.execute("PRAGMA " + setting).fetchall()
         self._has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
+
+    def _migrate(self, version: int) -> None:
+        """Bring an older schema up to date, one version a transaction."""
+        for following in range(version + 1, SCHEMA_VERSION + 1):
+            self._build(_schema(following), f"PRAGMA user_version = {following}")
+
+    def _build(self, *parts: str) -> None:
+        """Change the schema in one transaction."""
+        try:
+            self._con.executescript("BEGIN EXCLUSIVE; " + "; ".join(parts) + "; COMMIT;")
+        except BaseException:
+            self._roll_back()
+            raise
 
     def _one(self, sql: str) -> object:
         return self._con.execute(sql).fetchone()[0]
@@ -298,9 +309,18 @@ class SqliteStore:
                         "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta"
                     )
                 }
+                side = {
+                    table: [
+                        (key.decode("utf-8", "replace") if isinstance(key, bytes) else key, value)
+                        for key, value in self._con.execute(
+                            f"SELECT key, CAST(value AS BLOB) FROM {table} ORDER BY key"
+                        )
+                    ]
+                    for table in SIDE_TABLES
+                }
             except sqlite3.Error as error:
                 raise _fault(error, self.path) from error
-        return Snapshot(names=names, queues=queues, meta=meta, jobs=self._pages())
+        return Snapshot(names=names, queues=queues, meta=meta, side=side, jobs=self._pages())
 
     def _pages(self) -> Iterator[Row]:
         last: int | None = None
@@ -591,6 +611,11 @@ def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads
             steps.append(("REPLACE INTO queues(id, state) VALUES (?,?)", (queue, state)))
     for item in cut.meta.items():
         steps.append(("REPLACE INTO meta(key, value) VALUES (?,?)", item))
+    for (table, key), packed in cut.side.items():
+        if packed is None:
+            steps.append((f"DELETE FROM {table} WHERE key = ?", (key,)))
+        else:
+            steps.append((f"REPLACE INTO {table}(key, value) VALUES (?,?)", (key, packed)))
     return steps
 
 
@@ -619,6 +644,12 @@ def _cut_up(
         if n < size:
             part = [*part, *(tuple(part[-width:]) * (size - n))]
         steps.append((sql_of(size), part))
+
+
+def _schema(version: int) -> str:
+    """What a version of the schema adds to the one before it."""
+    name = "schema.sql" if version == 1 else f"schema-{version}.sql"
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _foreign(path: str) -> StoreFault:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qcore.errors import ClosedError
-from qcore.store.base import Cut, Row, Snapshot, Store, pack_rows
+from qcore.store.base import SIDE_TABLES, Cut, Row, Snapshot, Store, pack_rows
 from qcore.store.memory import MemoryStore
 from qcore.store.native import NativeSqliteStore
 from qcore.store.sqlite import HEAVY_BYTES, INLINE_DATA_BYTES, LOAD_PAGE_ROWS, SqliteStore
@@ -23,7 +23,7 @@ class PackingStore(NativeSqliteStore):
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         rows = pack_rows(cut)
-        packed = Cut(names=cut.names, queues=cut.queues, meta=cut.meta)
+        packed = Cut(names=cut.names, queues=cut.queues, meta=cut.meta, side=cut.side)
         packed.packed = [*cut.packed, rows] if rows else cut.packed
         packed.n_packed = cut.n_jobs
         sizes = [len(data) for data in cut.inserts[4::6] if isinstance(data, bytes)]
@@ -112,6 +112,19 @@ def test_names_and_queues_and_meta_are_replaced(reopen: Reopen) -> None:
     store.commit(Cut(names=[(1, "a")], queues=[(1, b"x"), (2, b"y")], meta={"k": b"1"}))
     store.commit(Cut(names=[(1, "a")], queues=[(1, None), (2, b"z"), (3, None)], meta={"k": b"2"}))
     assert contents(store.load()) == ([(1, "a")], [(2, b"z")], {"k": b"2"}, [])
+
+
+def test_side_values_are_replaced_and_removed(reopen: Reopen) -> None:
+    store = reopen()
+    empty = {table: [] for table in SIDE_TABLES}
+    assert store.load().side == empty
+    store.commit(Cut(side={("logs", 2): b"x", ("logs", 10): b"y", ("schedules", "b"): b"", ("logs", 3): None}))
+    store.commit(Cut(side={("logs", 2): None, ("schedules", "ä"): b"z", ("schedules", "b"): b"w"}))
+    assert reopen().load().side == {
+        **empty,
+        "logs": [(10, b"y")],
+        "schedules": [("b", b"w"), ("ä", b"z")],
+    }
 
 
 def test_an_update_of_no_row_makes_none(reopen: Reopen) -> None:

@@ -23,7 +23,7 @@ def test_counts_rows() -> None:
 
 @pytest.mark.parametrize(
     "cut",
-    [Cut(names=[(1, "q")]), Cut(queues=[(1, None)]), Cut(meta={"k": b""}), Cut(deletes=[1])],
+    [Cut(names=[(1, "q")]), Cut(queues=[(1, None)]), Cut(meta={"k": b""}), Cut(side={("logs", 1): None}), Cut(deletes=[1])],
 )
 def test_any_part_makes_a_cut_not_empty(cut: Cut) -> None:
     assert not cut.is_empty
@@ -58,6 +58,11 @@ def test_any_part_makes_a_cut_not_empty(cut: Cut) -> None:
             Cut(meta={"a": b"1", "b": b"1"}),
             Cut(meta={"b": b"2"}),
             Cut(meta={"a": b"1", "b": b"2"}),
+        ),
+        (
+            Cut(side={("logs", 1): b"1", ("logs", 2): None}),
+            Cut(side={("logs", 1): None, ("minutes", 1): b"m"}),
+            Cut(side={("logs", 1): None, ("logs", 2): None, ("minutes", 1): b"m"}),
         ),
         (Cut(inserts=INSERT), Cut(), Cut(inserts=INSERT)),
         (Cut(), Cut(inserts=INSERT), Cut(inserts=INSERT)),

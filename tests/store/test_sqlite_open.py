@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qcore.errors import StoreError
-from qcore.store.base import STATE_UNREADABLE, Cut, Row, Store, StoreFault
+from qcore.store.base import STATE_UNREADABLE, SIDE_TABLES, Cut, Row, Store, StoreFault
 from qcore.store.sqlite import APPLICATION_ID, SqliteStore
 
 Rows = Callable[[Store], list[Row]]
@@ -112,20 +112,41 @@ def test_a_foreign_database_whose_tables_are_still_in_its_log(db: Path) -> None:
     con.close()
 
 
+def test_an_older_schema_is_brought_up_to_date(db: Path) -> None:
+    """Version 1 had no side tables; its rows stay as they are."""
+    store = SqliteStore(db)
+    store.commit(Cut(inserts=[1, 1, 1, b"r", b"d", None], names=[(1, "q")]))
+    store.close()
+    con = sqlite3.connect(db)
+    for table in SIDE_TABLES:
+        con.execute(f"DROP TABLE {table}")
+    con.execute("PRAGMA user_version = 1")
+    con.close()
+    store = SqliteStore(db)
+    store.commit(Cut(side={("logs", 1): b"l"}))
+    found = store.load()
+    assert list(found.jobs) == [(1, 1, 1, b"r", b"d", None)]
+    assert found.side["logs"] == [(1, b"l")]
+    store.close()
+    con = sqlite3.connect(db)
+    assert con.execute("PRAGMA user_version").fetchone() == (2,)
+    con.close()
+
+
 def test_a_newer_schema_is_not_touched(db: Path) -> None:
     SqliteStore(db).close()
     con = sqlite3.connect(db)
-    con.execute("PRAGMA user_version = 2")
+    con.execute("PRAGMA user_version = 3")
     con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     con.close()
-    refuse(db, "newer", str(db), "version 2", "knows 1")
+    refuse(db, "newer", str(db), "version 3", "knows 2")
 
 
 def test_a_newer_schema_that_is_still_in_the_log(db: Path) -> None:
     SqliteStore(db).close()
     con = sqlite3.connect(db)
-    con.execute("PRAGMA user_version = 2")
-    with pytest.raises(StoreFault, match="version 2"):
+    con.execute("PRAGMA user_version = 3")
+    with pytest.raises(StoreFault, match="version 3"):
         SqliteStore(db)
     con.close()
 
@@ -201,7 +222,7 @@ def test_the_settings(store: SqliteStore) -> None:
         return store._con.execute(f"PRAGMA {name}").fetchone()[0]
 
     assert pragma("application_id") == APPLICATION_ID
-    assert pragma("user_version") == 1
+    assert pragma("user_version") == 2
     assert pragma("journal_mode") == b"wal"
     assert pragma("page_size") == 4096
     assert pragma("wal_autocheckpoint") == 0

@@ -1,0 +1,30 @@
+-- Version 2: small values beside the jobs; what they mean is said in base.py.
+CREATE TABLE evidence (
+    key   INTEGER PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE logs (
+    key   INTEGER PRIMARY KEY,   -- jobs.seq
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE minutes (
+    key   INTEGER PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE schedules (
+    key   TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE telemetry (
+    key   INTEGER PRIMARY KEY,   -- queues.id
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE webhooks (
+    key   TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
