@@ -35,7 +35,6 @@ import msgpack
 
 from qcore import limits
 from qcore.errors import ClosedError, LimitError
-from qcore.store.base import Cut
 from qcore.wire.plain import plain
 
 cdef extern from "time.h" nogil:
@@ -473,8 +472,7 @@ cdef class Broker:
         if self.encoder is not None:
             cut = c_take_cut(self.engine, self.encoder, self.now_ms, self.now_ns)
         else:
-            inserts, updates, deletes, names, queues = c_take_rows(self.engine, self.now_ms, self.now_ns)
-            cut = Cut(inserts, updates, deletes, names=names, queues=queues)
+            cut = c_take_rows(self.engine, self.now_ms, self.now_ns)
         if self.unwritten is not None:
             cut = self.unwritten.merge_under(cut)
             self.unwritten = None

@@ -12,6 +12,6 @@ cdef class Encoder:
     cdef int c_take(self, Engine engine, int64_t now_ms, int64_t now_ns) except -1
 
 # The changes since the last call as (inserts, updates, deletes, names, queues), lists as a cut has them.
-cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns)
+cdef object c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns)
 # The same as a cut with packed rows.
 cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns)

@@ -209,22 +209,26 @@ cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t n
     encoder.c_take(engine, now_ms, now_ns)
     cut = Cut(packed=[encoder.out.take()] if encoder.n else [], n_packed=encoder.n, largest=encoder.largest,
               names=engine.new_names,
-              queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues])
+              queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues], side=_side(engine))
     engine.c_taken()
     return cut
+
+
+cdef dict _side(Engine engine):
+    """The small values, packed as they are now."""
+    return {at: value() if callable(value) else value for at, value in engine.side.items()}
 
 
 cdef object _blob(Blob *blob):
     return None if blob == NULL else PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size)
 
 
-cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
+cdef object c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
     cdef list inserts = [], updates = []
     cdef uint32_t i, slot
     cdef Job *job
     cdef object result
     cdef int state
-    cdef tuple out
     for i in range(engine.n_dirty):
         slot = engine.dirty[i]
         if not slot:
@@ -244,14 +248,14 @@ cdef tuple c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
             inserts.append(_record(engine, job, now_ms, now_ns))
             inserts.append(_blob(job.data))
             inserts.append(result)
-    out = (inserts, updates, engine.deleted, engine.new_names,
-           [(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues])
+    cut = Cut(inserts, updates, engine.deleted, names=engine.new_names,
+              queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues], side=_side(engine))
     engine.c_taken()
-    return out
+    return cut
 
 
 def take_rows(Engine engine not None, int64_t now_ms, int64_t now_ns):
-    """The changes since the last call: (inserts, updates, deletes, names, queues), as a cut has them."""
+    """The changes since the last call, as a cut with its rows in lists."""
     return c_take_rows(engine, now_ms, now_ns)
 
 

@@ -1,15 +1,12 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from qcore.engine.queue cimport Queue
-from qcore.engine.transitions cimport Transitions
+from qcore.engine.queries cimport Queries
 
 
 @cython.final
-cdef class Engine(Transitions):
+cdef class Engine(Queries):
     cdef tuple c_delivery(self, uint32_t slot)
-    cdef uint32_t c_known(self, str job_id) except? 0
-    cdef list c_listed(self, Queue q, object states)
-    cdef list c_select(self, Queue q, object states, Py_ssize_t offset, Py_ssize_t limit, bint asc, int64_t now_ms)
+    cdef int c_demand(self, uint32_t slot, object token, str job_id) except -1
 
 cdef int present_token(object token, uint64_t *hi, uint64_t *lo) except -1

@@ -6,10 +6,12 @@ for leases and timeouts. Randomness comes from the :class:`IdSource` passed in. 
 a transition wants done outside (rows to write, events to tell, pulls to wake) is
 collected in the engine and taken by its host afterwards.
 
-The host's compiled paths call the ``c_`` procedures of
-:class:`~qcore.engine.transitions.Transitions`; the commands here wrap the same ones
-for general handlers, tests and simulations. Payloads and results are packed bytes,
-None = none.
+It is built in layers, a class and a file each: :mod:`~qcore.engine.table` (records),
+:mod:`~qcore.engine.transitions` (the life of one job), :mod:`~qcore.engine.flows` (what
+follows for other jobs), :mod:`~qcore.engine.schedules` (what the clock adds),
+:mod:`~qcore.engine.queries` (what can be asked), and here the commands. The host's
+compiled paths call the ``c_`` procedures; the commands wrap the same ones for general
+handlers, tests and simulations. Payloads and results are packed bytes, None = none.
 
 Not thread-safe: the host takes one lock per call.
 """
@@ -26,13 +28,12 @@ from qcore.engine.job cimport (
     F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
+from qcore.engine.queries cimport Queries
 from qcore.engine.transitions cimport (
-    ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec, Transitions,
+    ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec,
 )
 from qcore.structs.skiplist cimport Key, SkipNode
-from qcore.structs.slab cimport slab_nbytes
 
-import bisect
 import heapq
 
 from qcore import limits
@@ -65,7 +66,7 @@ def refusal(int verdict, str job_id):
 
 
 @cython.final
-cdef class Engine(Transitions):
+cdef class Engine(Queries):
     """All jobs of a broker; see :class:`~qcore.engine.table.Table` for the arguments."""
 
     def push(self, str queue not None, bytes data, int64_t now_ms, *, str name="default", str job_id=None,
@@ -208,6 +209,14 @@ cdef class Engine(Transitions):
         cdef int kind = present_token(token, &hi, &lo)
         return self.c_renew(self.c_slot(job_id), kind, hi, lo, lease_ms, now_ms, now_ns)
 
+    cdef int c_demand(self, uint32_t slot, object token, str job_id) except -1:
+        """Raise unless the holder of this token may act on this active job."""
+        cdef uint64_t hi, lo
+        cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+        if verdict != MAY:
+            raise refusal(TOKEN_WRONG if verdict == ALREADY_FINAL else verdict, job_id)
+        return 0
+
     def move_to_delayed(self, str job_id not None, int64_t delay_ms, int64_t now_ms, *, str token=None):
         """Put an active job off, uncharged, or change the time of a queued one (no token then).
 
@@ -215,21 +224,15 @@ cdef class Engine(Transitions):
         :raises StateError: it is neither active nor queued
         :raises LeaseError: the token is missing or wrong
         """
-        cdef uint64_t hi, lo
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
-        cdef int verdict
         if not slot or self.job_at(slot).state == STAGED:
             raise NotFoundError("Job not found")
         job = self.job_at(slot)
         if job.state == READY or job.state == DELAYED:
             self.c_retime(slot, now_ms + max(0, delay_ms), now_ms)
         elif job.state == ACTIVE:
-            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
-            if verdict == ALREADY_FINAL:
-                verdict = TOKEN_WRONG
-            if verdict != MAY:
-                raise refusal(verdict, job_id)
+            self.c_demand(slot, token, job_id)
             self.c_postpone(slot, now_ms + max(0, delay_ms), now_ms)
         else:
             raise StateError(f"Job is not active (current state: {self.c_state_name(job)})")
@@ -241,19 +244,13 @@ cdef class Engine(Transitions):
         :raises StateError: it is in another state
         :raises LeaseError: the token is missing or wrong
         """
-        cdef uint64_t hi, lo
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
-        cdef int verdict
         if not slot or self.job_at(slot).state == STAGED:
             raise NotFoundError("Cannot move job from state 'unknown' to waiting")
         job = self.job_at(slot)
         if job.state == ACTIVE:
-            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
-            if verdict == ALREADY_FINAL:
-                verdict = TOKEN_WRONG
-            if verdict != MAY:
-                raise refusal(verdict, job_id)
+            self.c_demand(slot, token, job_id)
             self.c_release(slot, now_ms)
         elif job.state == DELAYED:
             self.c_retime(slot, now_ms, now_ms)
@@ -309,11 +306,6 @@ cdef class Engine(Transitions):
 
     # --- control -----------------------------------------------------------------------------
 
-    cdef uint32_t c_known(self, str job_id) except? 0:
-        """Slot of a job that callers may know of; 0 = none."""
-        cdef uint32_t slot = self.c_slot(job_id)
-        return slot if slot and self.job_at(slot).state != STAGED else 0
-
     def cancel(self, str job_id not None):
         """Remove a queued job; False when it is not queued."""
         cdef uint32_t slot = self.c_known(job_id)
@@ -328,15 +320,11 @@ cdef class Engine(Transitions):
         :raises NotFoundError: the job is not there, or is finished
         :raises LeaseError: the job is active, and the token is missing or wrong
         """
-        cdef uint64_t hi, lo
         cdef uint32_t slot = self.c_known(job_id)
-        cdef int verdict
         if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE):
             raise NotFoundError("Job not found")
         if self.job_at(slot).state == ACTIVE:
-            verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
-            if verdict != MAY:
-                raise refusal(TOKEN_WRONG if verdict == ALREADY_FINAL else verdict, job_id)
+            self.c_demand(slot, token, job_id)
         self.c_discard(slot, now_ms)
 
     def drain(self, str queue not None):
@@ -437,17 +425,6 @@ cdef class Engine(Transitions):
         progress = max(0.0, min(100.0, progress))
         self.c_progress(slot, int(progress) if progress == <int>progress else progress, message, now_ms)
 
-    def progress(self, str job_id not None):
-        """How far an active job has come, and the last message or None. Errors as of :meth:`set_progress`."""
-        cdef uint32_t slot = self.c_known(job_id)
-        cdef dict extra
-        if not slot:
-            raise NotFoundError("Job not found")
-        if self.job_at(slot).state != ACTIVE:
-            raise StateError(f"Job is not active (current state: {self.c_state_name(self.job_at(slot))})")
-        extra = {} if self.job_at(slot).extra == NULL else <dict>self.job_at(slot).extra
-        return (extra.get("progress", 0), extra.get("progressMessage"))
-
     def retry_completed(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1,
                         object until_ms=None):
         """Start completed jobs over: one by id, the oldest ``count``, or all; how many.
@@ -517,13 +494,6 @@ cdef class Engine(Transitions):
         del lines[:max(0, len(lines) - keep)]
         self.c_mark(slot, self.job_at(slot))
 
-    def logs(self, str job_id not None):
-        """The log of a job as [ms, level, message], oldest first; empty when the job is not there."""
-        cdef uint32_t slot = self.c_known(job_id)
-        if not slot or self.job_at(slot).extra == NULL:
-            return []
-        return [list(line) for line in (<dict>self.job_at(slot).extra).get("logs", ())]
-
     def clear_logs(self, str job_id not None, *, Py_ssize_t keep=0):
         """Drop the log of a job but its newest ``keep`` lines."""
         cdef uint32_t slot = self.c_known(job_id)
@@ -579,15 +549,6 @@ cdef class Engine(Transitions):
         self.events = []
         return out
 
-    def queue(self, str name not None):
-        """The queue of that name, or None."""
-        return self.queues.get(name)
-
-    def queue_names(self):
-        return list(self.queues)
-
-    # --- questions ---------------------------------------------------------------------------
-
     def watch(self, str job_id not None):
         """Note the outcome of a job once it is known (see ``settled``).
 
@@ -602,191 +563,6 @@ cdef class Engine(Transitions):
             return "failed"
         self.job_at(slot).flags |= F_WATCHED
         return "waiting"
-
-    def state(self, str job_id not None):
-        """The state of a job; ``unknown`` when it is not there."""
-        cdef uint32_t slot = self.c_slot(job_id)
-        if not slot or self.job_at(slot).state == STAGED:
-            return "unknown"
-        return self.c_state_name(self.job_at(slot))
-
-    def result(self, str job_id not None):
-        """The packed result of a completed job; None when there is none."""
-        cdef uint32_t slot = self.c_slot(job_id)
-        cdef Blob *blob
-        if not slot or self.job_at(slot).state != COMPLETED:
-            return None
-        blob = self.run_at(self.job_at(slot).run).result
-        return None if blob == NULL else PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size)
-
-    def attempts(self, str job_id not None):
-        """Charged executions of a job.
-
-        :raises NotFoundError: the job is not there
-        """
-        cdef uint32_t slot = self.c_slot(job_id)
-        if not slot:
-            raise NotFoundError("Job not found")
-        return self.job_at(slot).attempts
-
-    def run_at_ms(self, str job_id not None):
-        """The earliest start of a job, in ms."""
-        cdef uint32_t slot = self.c_slot(job_id)
-        if not slot:
-            raise NotFoundError("Job not found")
-        return self.job_at(slot).run_ms
-
-    def counts(self, str queue not None, int64_t now_ms):
-        """Jobs by state, all keys always. O(1) beside promotions that are due."""
-        cdef object found = self.queues.get(queue)
-        cdef Queue q
-        cdef Py_ssize_t ready, prioritized
-        if found is None:
-            return dict.fromkeys(("waiting", "prioritized", "delayed", "active", "completed", "failed",
-                                  "waiting-children", "paused"), 0)
-        q = <Queue>found
-        self.c_promote(q, now_ms, PROMOTIONS)
-        ready = q.ready.n
-        prioritized = q.n_prioritized
-        return {
-            "waiting": 0 if q.paused else ready - prioritized,
-            "prioritized": 0 if q.paused else prioritized,
-            "delayed": q.delayed.n,
-            "active": q.active.n,
-            "completed": q.completed.n + q.n_archived,
-            "failed": q.failed.n,
-            "waiting-children": 0,
-            "paused": ready if q.paused else 0,
-        }
-
-    cdef list c_listed(self, Queue q, object states):
-        """Slots of the jobs of a queue that a listing of these states shows; None = all.
-
-        While a queue is paused, what is ready is listed as ``paused`` and under no other name.
-        """
-        cdef list slots = []
-        cdef SkipNode *node
-        cdef int64_t due
-        cdef uint32_t at
-        cdef Py_ssize_t i
-        cdef bint everything = states is None
-        cdef bint waiting = everything or ("paused" if q.paused else "waiting") in states
-        cdef bint prioritized = everything or ("paused" if q.paused else "prioritized") in states
-        if waiting or prioritized:
-            node = q.ready.c_begin()
-            while node != NULL:
-                if prioritized if self.job_at(node.value).priority > 0 else waiting:
-                    slots.append(node.value)
-                node = q.ready.c_after(node)
-        if everything or "delayed" in states:
-            for i in range(q.delayed.n):
-                slots.append(q.delayed.c_at(i, &due))
-        for state, head in (("active", q.active.head), ("completed", q.completed.head), ("failed", q.failed.head)):
-            if everything or state in states:
-                at = head
-                while at:
-                    slots.append(self.run_at(at).job)
-                    at = self.run_at(at).next
-        return slots
-
-    cdef list c_select(self, Queue q, object states, Py_ssize_t offset, Py_ssize_t limit, bint asc, int64_t now_ms):
-        """Slots of a page of the jobs in these states, by creation time and then by id.
-
-        O(n) of those states: there is no index by creation time yet, which is to be built
-        when a queue is first listed. Completed jobs that only the store has are not listed.
-        """
-        cdef list found = [], slots, times
-        cdef uint32_t slot
-        cdef Job *job
-        cdef Py_ssize_t n, start, stop, before
-        cdef int64_t first, last
-        if limit <= 0:
-            return []
-        self.c_promote(q, now_ms, PROMOTIONS)
-        slots = self.c_listed(q, states)
-        n = len(slots)
-        start, stop = offset, min(n, offset + limit)
-        if start >= stop:
-            return []
-        if not asc:
-            start, stop = n - stop, n - start
-        # Only ids of jobs as old as those of the page are looked at: most lists come nearly sorted by time.
-        times = [self.job_at(slot).created_ms for slot in slots]
-        times.sort()
-        first, last = times[start], times[stop - 1]
-        before = bisect.bisect_left(times, first)
-        for slot in slots:
-            job = self.job_at(slot)
-            if first <= job.created_ms <= last:
-                found.append((job.created_ms, self.c_id(job), slot))
-        found.sort()
-        found = found[start - before:stop - before]
-        if not asc:
-            found.reverse()
-        return [entry[2] for entry in found]
-
-    def list_jobs(self, str queue not None, int64_t now_ms, *, object states=None, Py_ssize_t offset=0,
-                  Py_ssize_t limit=100, bint asc=True):
-        """Ids of a page of jobs by creation time and then by id; ``states`` None = all. O(n) of those states."""
-        cdef Queue q = self.queues.get(queue)
-        cdef uint32_t slot
-        if q is None:
-            return []
-        return [self.c_id(self.job_at(slot)) for slot in self.c_select(q, states, offset, limit, asc, now_ms)]
-
-    def counts_by_priority(self, str queue not None):
-        """Queued jobs, ready and delayed, by priority. O(n)."""
-        cdef Queue q = self.queues.get(queue)
-        cdef uint32_t slot
-        cdef dict counts = {}
-        if q is None:
-            return counts
-        for slot in self.c_listed(q, ("waiting", "prioritized", "paused", "delayed")):
-            priority = self.job_at(slot).priority
-            counts[priority] = counts.get(priority, 0) + 1
-        return counts
-
-    def dead_letters(self, str queue not None):
-        """(id, entry time in ms, a copy of the entry) of each dead letter of a queue, oldest first."""
-        cdef Queue q = self.queues.get(queue)
-        cdef uint32_t slot
-        cdef list out = []
-        if q is None:
-            return out
-        for slot in self.c_listed(q, ("failed",)):
-            out.append((self.c_id(self.job_at(slot)), self.run_at(self.job_at(slot).run).finished_ms,
-                        dict((<dict>self.job_at(slot).extra)["dlq"])))
-        return out
-
-    def totals(self, int64_t now_ms):
-        """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues)."""
-        cdef Queue q
-        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "pushed", "pulled",
-                                       "total_completed", "total_failed"), 0)
-        for q in self.queue_list[1:]:
-            self.c_promote(q, now_ms, PROMOTIONS)
-            out["waiting"] += q.ready.n
-            out["delayed"] += q.delayed.n
-            out["active"] += q.active.n
-            out["completed"] += q.completed.n + q.n_archived
-            out["failed"] += q.failed.n
-            out["pushed"] += q.total_pushed
-            out["pulled"] += q.total_pulled
-            out["total_completed"] += q.total_completed
-            out["total_failed"] += q.total_failed
-        return out
-
-    def __len__(self):
-        """Jobs known, in all states."""
-        return self.index.n
-
-    def memory(self):
-        """Bytes held by the structures, without payloads and rare options."""
-        cdef Queue q
-        cdef size_t n = slab_nbytes(&self.jobs) + slab_nbytes(&self.runs) + self.index.c_nbytes()
-        for q in self.queue_list[1:]:
-            n += q.ready.c_nbytes() + q.delayed.c_nbytes()
-        return n + self.done.c_nbytes() + self.deadlines.c_nbytes() + self.expiries.c_nbytes()
 
     def _check(self):
         """Every invariant of the engine, O(n); raises AssertionError that says which."""

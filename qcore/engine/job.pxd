@@ -26,12 +26,19 @@ cdef enum JobFlag:
     F_REMOVE_ON_FAIL = 16
     F_DURABLE = 32
     F_NO_DATA = 64          # the producer gave no data: not the same as null
+    F_GROUPED = 128         # has a groupId: ready in a lane of its queue
+    F_KEYED = 256           # has a uniqueKey, which it may own
+    F_LINKED = 512          # has dependencies, children or a parent
+    F_REPEATS = 1024        # a successor follows it
+    F_KEEPS = 2048          # its removal on completion or failure is by count or age
     F_PERSISTED = 0xFFFF    # the bits that go to disk
     F_STORED = 1 << 16      # a row exists, or is in a cut on its way
     F_DIRTY = 1 << 17       # listed in the engine's dirty vector
     F_WATCHED = 1 << 19     # somebody waits for the outcome
     F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
     F_REWRITE = 1 << 20     # the data changed: the next row replaces the stored one whole
+    F_NEEDED = 1 << 21      # live jobs depend on its outcome
+    F_RARE = 1024 + 512 + 256 + 128 + 2048 + (1 << 21)     # more than the plain life: one test on the hot path
 
 cdef enum BlobNote:
     NOTE_INT64 = 1          # the packed value holds 64-bit integers

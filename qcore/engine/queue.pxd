@@ -32,6 +32,8 @@ cdef class Queue:
     cdef public uint32_t event_mask
     cdef readonly int64_t total_pushed, total_pulled, total_completed, total_failed
     cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds
+    cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
+    cdef uint32_t check         # handle in the engine's heap of checks; 0 = none is set
     cdef Py_ssize_t n_waits     # pulls that wait for a job; kept by the host
     cdef bint woken             # listed in the engine's wake list
     cdef bint dirty

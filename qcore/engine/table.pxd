@@ -18,6 +18,15 @@ cdef enum EventType:            # bits of a queue's event mask
     EV_FAILED = 8
     EV_RETRIED = 16
     EV_STALLED = 32
+    EV_DUPLICATED = 64
+    EV_PROGRESS = 128
+    EV_DELAYED = 256
+    EV_WAITING = 512
+    EV_WAITING_CHILDREN = 1024
+    EV_REMOVED = 2048
+    EV_PAUSED = 4096
+    EV_RESUMED = 8192
+    EV_DRAINED = 16384
 
 
 cdef class Table:
@@ -32,6 +41,7 @@ cdef class Table:
     cdef list name_packed       # index -> packed bytes
     cdef DelayHeap due          # queues by their earliest delayed job (wall ms)
     cdef DelayHeap deadlines    # active jobs by lease end or timeout (monotonic ns)
+    cdef DelayHeap checks       # queues by the time to look at them again (monotonic ns)
     cdef DelayHeap expiries     # dead letters by the end of their time (wall ms)
     cdef CompletionTokens done  # finished ids, recent first out
     cdef int64_t seq, deliveries
@@ -42,6 +52,8 @@ cdef class Table:
     cdef list deleted           # sequence numbers of stored jobs that are gone
     cdef list new_names         # (index, text) not yet taken by the store
     cdef list dirty_queues
+    cdef dict side              # (table, key) -> packed value, None, or a call that packs it when the cut is taken
+    cdef readonly Py_ssize_t max_events         # kept of each queue's journal
     cdef list woken             # queues with a waiting pull that may have got a job
     cdef readonly list events   # built only where someone listens
     cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)
@@ -59,6 +71,13 @@ cdef class Table:
     @cython.final
     cdef inline Run *run_at(self, uint32_t slot) noexcept:
         return <Run *>(self.runs.chunks[slot >> 10] + (slot & 1023) * sizeof(Run))
+
+    @cython.final
+    cdef inline bint c_event(self, Queue q, int kind) noexcept:
+        """Count an event in the journal of its queue. True: somebody listens, so it is to be emitted."""
+        if q.n_events < self.max_events:
+            q.n_events += 1
+        return (q.event_mask & kind) != 0
 
     cdef Queue c_queue(self, str name)
     cdef Queue c_queue_of(self, Job *job)
@@ -86,6 +105,7 @@ cdef class Table:
     cdef void c_list_remove(self, RunList *list_, Run *run) noexcept
     cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1
     cdef void c_disown(self, Run *run) noexcept
+    cdef int c_side(self, str table, object key, object value) except -1
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
 

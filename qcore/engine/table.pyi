@@ -12,7 +12,13 @@ EVENT_BITS: Final[dict[str, int]]
 @disjoint_base
 class Table:
     def __new__(
-        cls, seed: bytes, *, tracking: bool = False, archive: bool = False, max_completed: int = 50_000
+        cls,
+        seed: bytes,
+        *,
+        tracking: bool = False,
+        archive: bool = False,
+        max_completed: int = 50_000,
+        max_events: int = 10_000,
     ) -> Table: ...
     @property
     def ids(self) -> IdSource: ...
@@ -20,5 +26,7 @@ class Table:
     def archive(self) -> bool: ...
     @property
     def events(self) -> list[tuple[str, str, str, int, Any]]: ...
+    @property
+    def max_events(self) -> int: ...
     @property
     def n_changes(self) -> int: ...

@@ -55,6 +55,15 @@ EVENT_BITS = {
     "failed": EV_FAILED,
     "retried": EV_RETRIED,
     "stalled": EV_STALLED,
+    "duplicated": EV_DUPLICATED,
+    "progress": EV_PROGRESS,
+    "delayed": EV_DELAYED,
+    "waiting": EV_WAITING,
+    "waiting-children": EV_WAITING_CHILDREN,
+    "removed": EV_REMOVED,
+    "paused": EV_PAUSED,
+    "resumed": EV_RESUMED,
+    "drained": EV_DRAINED,
 }
 cdef dict _EVENT_NAMES = {bit: name for name, bit in EVENT_BITS.items()}
 
@@ -71,10 +80,12 @@ cdef class Table:
     ``seed`` (16 bytes) determines every id, token and jitter. ``tracking`` collects
     changes for a store. ``max_completed`` bounds the completed jobs kept in memory;
     with ``archive`` the evicted ones stay counted, because the store still has them.
+    ``max_events`` bounds the journal of each queue; 0 keeps none.
     """
 
     def __cinit__(self, bytes seed not None, *, bint tracking=False, bint archive=False,
-                  uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS):
+                  uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
+                  Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS):
         slab_init(&self.jobs, sizeof(Job))
         slab_init(&self.runs, sizeof(Run))
         self.ids = IdSource(seed)
@@ -89,6 +100,9 @@ cdef class Table:
         self.due = DelayHeap()
         self.deadlines = DelayHeap()
         self.expiries = DelayHeap()
+        self.checks = DelayHeap()
+        self.side = {}
+        self.max_events = max_events
         self.done = CompletionTokens(max_completed)
         self.tracking = tracking
         self.archive = archive
@@ -376,6 +390,12 @@ cdef class Table:
             self.run_at(run.session_next).session_prev = run.session_prev
         run.session = run.session_prev = run.session_next = 0
 
+    cdef int c_side(self, str table, object key, object value) except -1:
+        """Note a small value for the next cut: packed bytes, None to remove it, or a call that packs it then."""
+        if self.tracking:
+            self.side[(table, key)] = value
+        return 0
+
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
         """Note the outcome of a job for those who wait for it, once."""
         job.flags &= ~<uint32_t>F_WATCHED
@@ -407,9 +427,10 @@ cdef class Table:
         for q in self.dirty_queues:
             (<Queue>q).dirty = False
         self.dirty_queues = []
+        self.side = {}
         return 0
 
     @property
     def n_changes(self):
         """Changed and removed jobs that no cut has taken yet."""
-        return self.n_dirty + len(self.deleted) + len(self.dirty_queues)
+        return self.n_dirty + len(self.deleted) + len(self.dirty_queues) + len(self.side)

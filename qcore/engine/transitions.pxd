@@ -81,5 +81,13 @@ cdef class Transitions(Table):
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
     cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1
-    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2
+    cdef int c_set_check(self, Queue q, int64_t at_ns) except -1
+    # Overridden by the layers above
+    cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1
+    cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1
+    cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2
+    cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1
+    cdef int c_before_forgotten(self, uint32_t slot) except -1
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1

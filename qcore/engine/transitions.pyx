@@ -12,8 +12,9 @@ from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_TEXT_ID,
-    F_LIFO, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
+    F_LIFO, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport (
@@ -123,7 +124,7 @@ cdef class Transitions(Table):
         q.n_staged -= 1
         q.total_pushed += 1
         self.c_enqueue(q, slot, job, now_ms)
-        if q.event_mask & EV_PUSHED:
+        if self.c_event(q, EV_PUSHED):
             self.c_emit(EV_PUSHED, q, job, now_ms, None)
         return 0
 
@@ -247,7 +248,7 @@ cdef class Transitions(Table):
             self.c_list_append(&q.active, job.run, run)
             q.total_pulled += 1
             self.c_mark(slot, job)
-            if q.event_mask & EV_PULLED:
+            if self.c_event(q, EV_PULLED):
                 self.c_emit(EV_PULLED, q, job, now_ms, None)
             return slot
         return 0
@@ -326,7 +327,7 @@ cdef class Transitions(Table):
         self.c_leave_active(q, slot, job, run)
         remove = remove or (job.flags & F_REMOVE_ON_COMPLETE) != 0
         q.total_completed += 1
-        if q.event_mask & EV_COMPLETED:
+        if self.c_event(q, EV_COMPLETED):
             self.c_emit(EV_COMPLETED, q, job, now_ms,
                         None if result == NULL
                         else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size))
@@ -339,6 +340,8 @@ cdef class Transitions(Table):
         run.finished_ms = now_ms
         run.result = result
         job.state = COMPLETED
+        if job.flags & F_RARE:
+            self.c_after_completed(slot, now_ms)
         if remove:
             self.c_forget_done(slot, job, q)
             if self.done.c_add(hi, lo, q.index, 0, &evicted) and evicted.value:
@@ -352,6 +355,8 @@ cdef class Transitions(Table):
 
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1:
         """Drop a job that is in no list any more, with its row."""
+        if job.flags & F_RARE:
+            self.c_before_forgotten(slot)
         if job.flags & F_WATCHED:
             self.c_settle(job, "failed" if job.state == FAILED else "removed", NULL)
         self.index.c_del(self.c_hash_of(job), slot)
@@ -419,17 +424,19 @@ cdef class Transitions(Table):
         self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
             extra["stacktrace"] = stack[:max(0, int(extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)))]
-        if q.event_mask & EV_FAILED:
+        if self.c_event(q, EV_FAILED):
             self.c_emit(EV_FAILED, q, job, now_ms, (error, not again))
         if not again:
             if remove or job.flags & F_REMOVE_ON_FAIL:
                 q.total_failed += 1
                 job.state = FAILED
+                if job.flags & F_RARE:
+                    self.c_after_failed(slot, error, now_ms)
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
         job.run_ms = now_ms + self.c_backoff(job, extra)
         self.c_requeue(q, slot, job, now_ms, True)
-        if q.event_mask & EV_RETRIED:
+        if self.c_event(q, EV_RETRIED):
             self.c_emit(EV_RETRIED, q, job, now_ms, None)
         return 0
 
@@ -502,6 +509,8 @@ cdef class Transitions(Table):
             self.c_settle(job, "failed", NULL)
         self.c_list_append(&q.failed, job.run, run)
         self.c_mark(slot, job)
+        if job.flags & F_RARE:
+            self.c_after_failed(slot, error, now_ms)
         self.c_purge(q, q.dlq_max_entries)
         return 0
 
@@ -529,12 +538,12 @@ cdef class Transitions(Table):
         elif q.max_stalls and job.stalls >= q.max_stalls:
             reason, error = "stalled", stalled_error
         self.c_history(job, run, extra, reason or "stalled", error, now_ms)
-        if q.event_mask & EV_STALLED:
+        if self.c_event(q, EV_STALLED):
             self.c_emit(EV_STALLED, q, job, now_ms, reason)
         if reason is not None:
             if hi:
                 self.c_finalise(hi, lo, reason)
-            if q.event_mask & EV_FAILED:
+            if self.c_event(q, EV_FAILED):
                 self.c_emit(EV_FAILED, q, job, now_ms, (error, True))
             return self.c_bury(q, slot, job, reason, error, now_ms)
         if hi:
@@ -598,6 +607,7 @@ cdef class Transitions(Table):
 
         1 if more is due at once.
         """
+        cdef Queue q
         cdef int64_t due
         cdef uint32_t item
         cdef int left = PROMOTIONS
@@ -615,6 +625,48 @@ cdef class Transitions(Table):
                 return 1
             self.c_forget(item)
             left -= 1
+        while self.checks.c_first(&due, &item) and due <= now_ns:
+            if left <= 0:
+                return 1
+            q = <Queue>self.queue_list[item]
+            self.checks.c_remove(q.check)
+            q.check = 0
+            self.c_check_queue(q, now_ms, now_ns)
+            left -= 1
+        return self.c_advance_more(now_ms, now_ns, left)
+
+    cdef int c_set_check(self, Queue q, int64_t at_ns) except -1:
+        """Look at a queue at that time, or earlier if that is set already."""
+        if not q.check:
+            q.check = self.checks.c_push(at_ns, q.index, q.index)
+        elif at_ns < self.checks.c_due(q.check):
+            self.checks.c_change(q.check, at_ns, q.index)
+        return 0
+
+    cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1:
+        """The time set by :meth:`c_set_check` has come: do what is due, and set the next."""
+        return 0
+
+    cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1:
+        """What further layers do when their time comes; at most ``left`` steps. 1 if more is due at once."""
+        return 0
+
+    cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2:
+        """Nanoseconds until :meth:`c_advance_more` has something to do; -1 = never."""
+        return -1
+
+    # --- what follows from an end ------------------------------------------------------
+
+    cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1:
+        """A rare job is completed; its record is whole still. Layers above let follow what has to."""
+        return 0
+
+    cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1:
+        """A rare job failed for good, in the dead letters or about to be removed."""
+        return 0
+
+    cdef int c_before_forgotten(self, uint32_t slot) except -1:
+        """A rare job is about to be removed, in whatever state; its record is whole still."""
         return 0
 
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1:
@@ -818,13 +870,17 @@ cdef class Transitions(Table):
         self.c_mark_queue(q)
         return 0
 
-    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) noexcept:
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2:
         """Nanoseconds until something is due; -1 when nothing ever is. O(1)."""
-        cdef int64_t due, left = -1, other
+        cdef int64_t due, left = self.c_next_more(now_ms, now_ns), other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
             left = _later(0, max(0, due - now_ms))
         if self.deadlines.c_first(&due, &item):
+            other = max(0, due - now_ns)
+            if left < 0 or other < left:
+                left = other
+        if self.checks.c_first(&due, &item):
             other = max(0, due - now_ns)
             if left < 0 or other < left:
                 left = other

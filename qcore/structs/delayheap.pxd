@@ -28,6 +28,7 @@ cdef class DelayHeap:
     cdef bint c_pop(self, int64_t *due, uint32_t *item) noexcept nogil
     # Element i of 0 .. n-1 in heap-array order (only element 0 has a known rank).
     cdef uint32_t c_at(self, Py_ssize_t i, int64_t *due) noexcept nogil
+    cdef int64_t c_due(self, uint32_t handle) noexcept nogil
     cdef bint c_has(self, uint32_t handle) noexcept nogil
     cdef void c_clear(self) noexcept nogil
     cdef size_t c_nbytes(self) noexcept nogil

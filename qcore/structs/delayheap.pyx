@@ -182,6 +182,9 @@ cdef class DelayHeap:
         due[0] = self.entries[i].due
         return self.entries[i].item
 
+    cdef int64_t c_due(self, uint32_t handle) noexcept nogil:
+        return self.entries[self.place[handle]].due
+
     cdef bint c_has(self, uint32_t handle) noexcept nogil:
         return 0 < handle < self.n_handles and not self.place[handle] & FREE_BIT
 

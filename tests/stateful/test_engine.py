@@ -23,7 +23,7 @@ from qcore.engine.table import EVENT_BITS
 from qcore.errors import QError
 from qcore.reference.engine import Engine as Twin
 from qcore.reference.engine import Saved
-from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH, Cut
+from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH
 from qcore.store.memory import MemoryStore
 
 QUEUES = ("a", "b")
@@ -425,7 +425,7 @@ class StoredEngineMachine(EngineMachine):
 
     @rule()
     def save(self) -> None:
-        cut = Cut(*rows.take_rows(self.engine, self.ms, self.ns))
+        cut = rows.take_rows(self.engine, self.ms, self.ns)
         self.store.commit(cut)
         assert self.engine.n_changes == 0
         written = {*cut.inserts[::INSERT_WIDTH], *cut.updates[::UPDATE_WIDTH]}
@@ -435,7 +435,7 @@ class StoredEngineMachine(EngineMachine):
     def save_nothing_new(self) -> None:
         """A second cut right after a first is empty, so nothing is written twice."""
         self.save()
-        assert Cut(*rows.take_rows(self.engine, self.ms, self.ns)).is_empty
+        assert rows.take_rows(self.engine, self.ms, self.ns).is_empty
 
     @precondition(lambda self: self.restarts < 4)
     @rule(

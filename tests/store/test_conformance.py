@@ -118,7 +118,9 @@ def test_side_values_are_replaced_and_removed(reopen: Reopen) -> None:
     store = reopen()
     empty = {table: [] for table in SIDE_TABLES}
     assert store.load().side == empty
-    store.commit(Cut(side={("logs", 2): b"x", ("logs", 10): b"y", ("schedules", "b"): b"", ("logs", 3): None}))
+    store.commit(
+        Cut(side={("logs", 2): b"x", ("logs", 10): b"y", ("schedules", "b"): b"", ("logs", 3): None})
+    )
     store.commit(Cut(side={("logs", 2): None, ("schedules", "ä"): b"z", ("schedules", "b"): b"w"}))
     assert reopen().load().side == {
         **empty,

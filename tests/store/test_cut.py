@@ -23,7 +23,13 @@ def test_counts_rows() -> None:
 
 @pytest.mark.parametrize(
     "cut",
-    [Cut(names=[(1, "q")]), Cut(queues=[(1, None)]), Cut(meta={"k": b""}), Cut(side={("logs", 1): None}), Cut(deletes=[1])],
+    [
+        Cut(names=[(1, "q")]),
+        Cut(queues=[(1, None)]),
+        Cut(meta={"k": b""}),
+        Cut(side={("logs", 1): None}),
+        Cut(deletes=[1]),
+    ],
 )
 def test_any_part_makes_a_cut_not_empty(cut: Cut) -> None:
     assert not cut.is_empty

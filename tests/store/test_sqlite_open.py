@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qcore.errors import StoreError
-from qcore.store.base import STATE_UNREADABLE, SIDE_TABLES, Cut, Row, Store, StoreFault
+from qcore.store.base import SIDE_TABLES, STATE_UNREADABLE, Cut, Row, Store, StoreFault
 from qcore.store.sqlite import APPLICATION_ID, SqliteStore
 
 Rows = Callable[[Store], list[Row]]

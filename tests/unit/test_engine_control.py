@@ -12,7 +12,6 @@ from qcore.engine.engine import Engine
 from qcore.engine.queue import DLQ_DEFAULTS, STALL_DEFAULTS
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import LeaseError, LimitError, NotFoundError, StateError
-from qcore.store.base import Cut
 from qcore.store.memory import MemoryStore
 
 SEED = bytes(16)
@@ -49,7 +48,7 @@ def states(engine: Engine) -> dict[str, str]:
 
 def reopened(engine: Engine, store: MemoryStore, *, archive: bool = False, max_completed: int = 50) -> Engine:
     """The engine that comes back from what was saved."""
-    store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+    store.commit(rows.take_rows(engine, NOW, 0))
     again = Engine(bytes([1] * 16), tracking=True, archive=archive, max_completed=max_completed)
     snapshot = store.load()
     rows.restore_names(again, snapshot.names, snapshot.queues)
@@ -388,16 +387,19 @@ def test_totals_of_all_queues_pass_over_pauses(engine: Engine) -> None:
 def test_changed_data_are_written_as_a_whole_row() -> None:
     engine, store = Engine(SEED, tracking=True), MemoryStore()
     engine.push("q", b"\x01", NOW, job_id="a")
-    store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+    store.commit(rows.take_rows(engine, NOW, 0))
     engine.change_priority("a", 1, NOW)
-    inserts, updates, *_ = rows.take_rows(engine, NOW, 0)
+    cut = rows.take_rows(engine, NOW, 0)
+    inserts, updates = cut.inserts, cut.updates
     assert (len(inserts), len(updates)) == (0, 4)
     engine.update("a", b"\x02")
     engine._check()
-    inserts, updates, *_ = rows.take_rows(engine, NOW, 0)
+    cut = rows.take_rows(engine, NOW, 0)
+    inserts, updates = cut.inserts, cut.updates
     assert (len(inserts), len(updates)) == (6, 0)
     engine.change_priority("a", 2, NOW)
-    inserts, updates, *_ = rows.take_rows(engine, NOW, 0)
+    cut = rows.take_rows(engine, NOW, 0)
+    inserts, updates = cut.inserts, cut.updates
     assert (len(inserts), len(updates)) == (0, 4)
     engine.update("a", b"\x03")
     assert reopened(engine, store).pull("q", NOW, 0) == ("a", None, b"\x03")
@@ -406,7 +408,7 @@ def test_changed_data_are_written_as_a_whole_row() -> None:
 def test_a_job_with_changed_data_that_goes_leaves_no_row() -> None:
     engine, store = Engine(SEED, tracking=True), MemoryStore()
     engine.push("q", b"\x01", NOW, job_id="a")
-    store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+    store.commit(rows.take_rows(engine, NOW, 0))
     engine.update("a", b"\x02")
     engine.cancel("a")
     assert len(reopened(engine, store)) == 0
@@ -452,7 +454,7 @@ def test_rows_that_only_the_store_had_go_with_their_queue() -> None:
     for queue in ("q", "other"):
         for job_id, _, _ in engine.pull_many(queue, 9, NOW, 0):
             engine.ack(job_id, NOW)
-    store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+    store.commit(rows.take_rows(engine, NOW, 0))
     assert engine.counts("q", NOW)["completed"] == 3
     assert engine.queue("q").n_archived == 3
     engine.obliterate("q")

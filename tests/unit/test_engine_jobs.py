@@ -10,7 +10,6 @@ import pytest
 from qcore.broker import rows
 from qcore.engine.engine import Engine
 from qcore.errors import NotFoundError, StateError
-from qcore.store.base import Cut
 from qcore.store.memory import MemoryStore
 
 SEED = bytes(16)
@@ -91,7 +90,7 @@ def test_a_finished_holder_makes_room_for_a_new_generation(job_id: str) -> None:
             engine.ack(job_id, NOW, token=old, result=b"\x09")
         assert len(engine) == 1
         if generation != 1:  # also a generation that the store never saw
-            store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+            store.commit(rows.take_rows(engine, NOW, 0))
             assert len(list(store.load().jobs)) == 1
         engine._check()
 
@@ -127,10 +126,10 @@ def test_completed_jobs_beyond_the_bound_stay_counted_with_an_archive() -> None:
     for at, job_id in enumerate(ids):
         complete(engine, job_id)
         if at % 4 == 3:
-            store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+            store.commit(rows.take_rows(engine, NOW, 0))
         engine._check()
         assert engine.counts("q", NOW)["completed"] == at + 1
-    store.commit(Cut(*rows.take_rows(engine, NOW, 0)))
+    store.commit(rows.take_rows(engine, NOW, 0))
     assert len(engine) == 3
     again = Engine(SEED, tracking=True, archive=True, max_completed=3)
     snapshot = store.load()
@@ -150,7 +149,8 @@ def test_finished_jobs_come_back_in_the_order_in_which_they_finished() -> None:
     for at, job_id in enumerate(reversed(ids)):
         engine.ack(job_id, NOW + at)
     again = Engine(bytes(range(16)), max_completed=4)
-    inserts, _, _, names, queues = rows.take_rows(engine, NOW, 0)
+    cut = rows.take_rows(engine, NOW, 0)
+    inserts, names, queues = cut.inserts, cut.names, cut.queues
     rows.restore_names(again, names, queues)
     for at in range(0, len(inserts), 6):
         rows.restore(again, tuple(inserts[at : at + 6]), NOW, 0)

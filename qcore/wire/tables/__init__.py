@@ -1,0 +1,1 @@
+"""The commands of the protocol as data, a file for each family."""
