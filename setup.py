@@ -28,6 +28,7 @@ MODULES = [
     "qcore.store.native",
     "qcore.engine.ids",
     "qcore.engine.job",
+    "qcore.engine.listing",
     "qcore.engine.queue",
     "qcore.engine.table",
     "qcore.engine.transitions",

@@ -19,7 +19,7 @@ Not thread-safe: the host takes one lock per call.
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
@@ -33,8 +33,6 @@ from qcore.engine.transitions cimport (
     ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec,
 )
 from qcore.structs.skiplist cimport Key, SkipNode
-
-import heapq
 
 from qcore import limits
 from qcore.errors import LeaseError, LimitError, NotFoundError, StateError
@@ -343,29 +341,24 @@ cdef class Engine(Queries):
         """Remove jobs of one state that are ``grace_ms`` old, oldest first; their ids.
 
         A finished job is as old as its end, another one as its creation. No state means
-        every queued job. Of the completed ones only those in memory. O(n) of that state.
+        every queued job. Of the completed ones only those in memory. O(removed).
         """
         cdef Queue q = self.queues.get(queue)
-        cdef list found = [], ids = []
+        cdef list slots, ids = []
         cdef uint32_t slot
-        cdef Job *job
-        cdef int64_t since
-        cdef object tie
         if q is None or limit <= 0 or state == "active":
             return ids
         self.c_promote(q, now_ms, PROMOTIONS)
-        if state is None:
-            states = ("waiting", "prioritized", "delayed", "paused", "waiting-children")
+        if state == "completed":
+            slots = self.c_ended(&q.completed, now_ms - grace_ms, limit)
+        elif state == "failed":
+            slots = self.c_ended(&q.failed, now_ms - grace_ms, limit)
+        elif state is None:
+            slots = self.c_created(q, ("waiting", "prioritized", "delayed", "paused", "waiting-children"),
+                                   now_ms - grace_ms, limit)
         else:
-            states = ("waiting" if state == "wait" else state,)
-        for slot in self.c_listed(q, states):
-            job = self.job_at(slot)
-            since = self.run_at(job.run).finished_ms if job.run else job.created_ms
-            if since <= now_ms - grace_ms:
-                # Finished ones stand in the order of their ends.
-                tie = len(found) if job.run else job.seq
-                found.append((since, tie, slot))
-        for _, _, slot in heapq.nsmallest(limit, found) if limit < len(found) else sorted(found):
+            slots = self.c_created(q, ("waiting" if state == "wait" else state,), now_ms - grace_ms, limit)
+        for slot in slots:
             ids.append(self.c_id(self.job_at(slot)))
             self.c_forget(slot)
         return ids
@@ -442,12 +435,9 @@ cdef class Engine(Queries):
             if not slot or self.job_at(slot).state != COMPLETED or self.job_at(slot).queue != q.index:
                 return 0
             slots = [] if self.job_at(slot).flags & F_EVICTED else [slot]
-            count = -1
         else:
-            slots = self.c_listed(q, ("completed",))
+            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms, count)
         for slot in slots:
-            if n == count:
-                break
             if until_ms is None or self.run_at(self.job_at(slot).run).finished_ms <= until_ms:
                 self.c_redo(slot, now_ms)
                 n += 1
@@ -657,6 +647,7 @@ cdef class Engine(Queries):
                     before, at = at, run.next
                 assert list_.tail == before and list_.n == len(mine)
                 assert mine == seen.pop((q.index, state), set())
+            self.c_check_listing(q)
             assert q.n_staged == len(seen.pop((q.index, STAGED), set()))
             assert q.failed.n <= q.dlq_max_entries == q.dlq_config["maxEntries"]
             assert q.max_stalls == q.stall_config["maxStalls"]

@@ -4,17 +4,26 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, STAGED, Blob, Job, blob_bytes,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes,
 )
-from qcore.engine.queue cimport Queue
+from qcore.engine.listing cimport (
+    L_ACTIVE, L_COMPLETED, L_DELAYED, L_FAILED, L_PARKED, L_PRIORITIZED, L_WAITING, N_LISTED, Listing, Page,
+)
+from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.schedules cimport Schedules
 from qcore.engine.transitions cimport PROMOTIONS
-from qcore.structs.skiplist cimport SkipNode
+from qcore.structs.skiplist cimport SkipList, SkipNode
 from qcore.structs.slab cimport slab_nbytes
 
-import bisect
-
 from qcore.errors import NotFoundError, StateError
+
+cdef tuple _LISTED = (
+    ("delayed", L_DELAYED),
+    ("active", L_ACTIVE),
+    ("completed", L_COMPLETED),
+    ("failed", L_FAILED),
+    ("waiting-children", L_PARKED),
+)
 
 
 cdef class Queries(Schedules):
@@ -106,75 +115,189 @@ cdef class Queries(Schedules):
             "paused": ready if q.paused else 0,
         }
 
-    cdef list c_listed(self, Queue q, object states):
-        """Slots of the jobs of a queue that a listing of these states shows; None = all.
+    cdef list c_kinds(self, Queue q, object states):
+        """What a listing of these states shows of a queue, as numbers of ``Listed``; None = all.
 
         While a queue is paused, what is ready is listed as ``paused`` and under no other name.
         """
-        cdef list slots = []
-        cdef SkipNode *node
-        cdef int64_t due
-        cdef uint32_t at
-        cdef Py_ssize_t i
-        cdef bint everything = states is None
-        cdef bint waiting = everything or ("paused" if q.paused else "waiting") in states
-        cdef bint prioritized = everything or ("paused" if q.paused else "prioritized") in states
-        if waiting or prioritized:
-            node = q.ready.c_begin()
-            while node != NULL:
-                if prioritized if self.job_at(node.value).priority > 0 else waiting:
-                    slots.append(node.value)
-                node = q.ready.c_after(node)
-        if everything or "delayed" in states:
-            for i in range(q.delayed.n):
-                slots.append(q.delayed.c_at(i, &due))
-        for state, head in (("active", q.active.head), ("completed", q.completed.head), ("failed", q.failed.head)):
-            if everything or state in states:
-                at = head
-                while at:
-                    slots.append(self.run_at(at).job)
-                    at = self.run_at(at).next
-        return slots
+        cdef list kinds = []
+        if states is None:
+            return list(range(N_LISTED))
+        if ("paused" if q.paused else "waiting") in states:
+            kinds.append(L_WAITING)
+        if ("paused" if q.paused else "prioritized") in states:
+            kinds.append(L_PRIORITIZED)
+        for name, kind in _LISTED:
+            if name in states:
+                kinds.append(kind)
+        return kinds
+
+    cdef Listing c_index(self, Queue q):
+        """The index of a queue by creation time, built when it is first listed: O(n log n) once."""
+        cdef Listing listing = q.listing
+        cdef uint32_t at, slot
+        cdef list found
+        cdef Job *job
+        if listing is not None and not listing.broken:
+            return listing
+        if listing is None:
+            self.n_listings += 1
+        found = self.c_queued(q)
+        for head in (q.active.head, q.completed.head, q.failed.head):
+            at = head
+            while at:
+                found.append(self.run_at(at).job)
+                at = self.run_at(at).next
+        found.sort(key=self.c_by_creation())
+        listing = Listing(self.ids.c_random())
+        for slot in found:
+            job = self.job_at(slot)
+            listing.c_put(self.c_kind(job), job.created_ms, job.seq, slot, (job.flags & F_CUSTOM_ID) != 0)
+        if listing.broken:
+            raise MemoryError
+        q.listing = listing
+        return listing
+
+    cdef object c_by_creation(self):
+        return lambda slot: (self.job_at(slot).created_ms, self.job_at(slot).seq)
+
+    cdef int c_kind(self, Job *job) noexcept:
+        """What a job is listed under."""
+        if job.state == READY:
+            return L_PRIORITIZED if job.priority > 0 else L_WAITING
+        if job.state == DELAYED:
+            return L_DELAYED
+        if job.state == ACTIVE:
+            return L_ACTIVE
+        if job.state == COMPLETED:
+            return L_COMPLETED
+        return L_FAILED if job.state == FAILED else L_PARKED
 
     cdef list c_select(self, Queue q, object states, Py_ssize_t offset, Py_ssize_t limit, bint asc, int64_t now_ms):
         """Slots of a page of the jobs in these states, by creation time and then by id.
 
-        O(n) of those states: there is no index by creation time yet, which is to be built
-        when a queue is first listed. Completed jobs that only the store has are not listed.
+        O(offset + limit), times log n when descending, beside the jobs of one moment that
+        the page begins or ends in. Completed jobs that only the store has are not listed.
         """
-        cdef list found = [], slots, times
+        cdef Listing listing
+        cdef Page page
+        cdef list kinds, out = [], moment = []
         cdef uint32_t slot
         cdef Job *job
-        cdef Py_ssize_t n, start, stop, before
-        cdef int64_t first, last
+        cdef int64_t created = 0
+        cdef bint custom = False
         if limit <= 0:
-            return []
+            return out
         self.c_promote(q, now_ms, PROMOTIONS)
-        slots = self.c_listed(q, states)
-        n = len(slots)
-        start, stop = offset, min(n, offset + limit)
-        if start >= stop:
-            return []
-        if not asc:
-            start, stop = n - stop, n - start
-        # Only ids of jobs as old as those of the page are looked at: most lists come nearly sorted by time.
-        times = [self.job_at(slot).created_ms for slot in slots]
-        times.sort()
-        first, last = times[start], times[stop - 1]
-        before = bisect.bisect_left(times, first)
-        for slot in slots:
+        kinds = self.c_kinds(q, states)
+        if not kinds:
+            return out
+        listing = self.c_index(q)
+        page = Page(listing, kinds, asc)
+        while len(out) < limit:
+            slot = page.c_next()
+            if slot == 0:
+                self.c_page_out(moment, custom, asc, offset, limit, out)
+                break
             job = self.job_at(slot)
-            if first <= job.created_ms <= last:
-                found.append((job.created_ms, self.c_id(job), slot))
-        found.sort()
-        found = found[start - before:stop - before]
-        if not asc:
-            found.reverse()
-        return [entry[2] for entry in found]
+            if not listing.n_custom:
+                # Ids of ours come in order of admission: nothing is to be sorted.
+                if offset:
+                    offset -= 1
+                else:
+                    out.append(slot)
+                continue
+            if moment and job.created_ms != created:
+                offset = self.c_page_out(moment, custom, asc, offset, limit, out)
+                moment = []
+                custom = False
+            created = job.created_ms
+            custom = custom or (job.flags & F_CUSTOM_ID) != 0
+            moment.append(slot)
+        return out
+
+    cdef list c_ended(self, RunList *list_, int64_t until_ms, Py_ssize_t limit):
+        """Slots of the jobs of a list that ended by then, in order of their ends; at most ``limit``, -1 = all.
+
+        O(those found), or O(n log n) after the wall clock was set back.
+        """
+        cdef list found = []
+        cdef uint32_t at = list_.head
+        cdef Run *run
+        while at and (list_.backwards or len(found) != limit):
+            run = self.run_at(at)
+            if run.finished_ms <= until_ms:
+                found.append((run.finished_ms, len(found), run.job))
+            elif not list_.backwards:
+                break
+            at = run.next
+        if list_.backwards:
+            found.sort()
+        return [slot for _, _, slot in (found if limit < 0 else found[:limit])]
+
+    cdef list c_created(self, Queue q, object states, int64_t until_ms, Py_ssize_t limit):
+        """Slots of the jobs in these states that were created by then, oldest first; at most ``limit``."""
+        cdef list kinds = self.c_kinds(q, states), found = []
+        cdef Page page
+        cdef uint32_t slot
+        if not kinds:
+            return found
+        page = Page(self.c_index(q), kinds, True)
+        while len(found) < limit:
+            slot = page.c_next()
+            if slot == 0 or self.job_at(slot).created_ms > until_ms:
+                break
+            found.append(slot)
+        return found
+
+    cdef int c_check_listing(self, Queue q) except -1:
+        """The index and the counts by priority say what the records say."""
+        cdef dict counted = {}
+        cdef uint32_t slot
+        cdef Job *job
+        cdef SkipNode *node
+        cdef SkipList listed
+        cdef set indexed = set(), known = set()
+        for slot in self.c_queued(q):
+            priority = self.job_at(slot).priority
+            counted[priority] = counted.get(priority, 0) + 1
+        assert q.priorities.total == sum(counted.values())
+        assert q.priorities.overflown or q.priorities.counts() == counted
+        if q.listing is None or q.listing.broken:
+            return 0
+        for kind in range(N_LISTED):
+            listed = q.listing.c_state(kind)
+            listed._check()
+            node = listed.c_begin()
+            while node != NULL:
+                job = self.job_at(node.value)
+                assert job.queue == q.index and self.c_kind(job) == kind
+                assert node.key.b == job.created_ms and node.key.c == job.seq
+                indexed.add(node.value)
+                node = listed.c_after(node)
+        for slot in range(1, self.jobs.fresh):
+            job = self.job_at(slot)
+            if job.state and job.state != STAGED and job.queue == q.index and not job.flags & F_EVICTED:
+                known.add(slot)
+        assert indexed == known
+        return 0
+
+    cdef Py_ssize_t c_page_out(self, list moment, bint custom, bint asc, Py_ssize_t offset, Py_ssize_t limit,
+                               list out) except -1:
+        """Append the jobs of one creation time to a page, but the first ``offset``; what is left of that."""
+        if custom:
+            moment.sort(key=self.c_by_id(), reverse=not asc)
+        if offset >= len(moment):
+            return offset - len(moment)
+        out += moment[offset:offset + limit - len(out)]
+        return 0
+
+    cdef object c_by_id(self):
+        return lambda slot: self.c_id(self.job_at(slot))
 
     def list_jobs(self, str queue not None, int64_t now_ms, *, object states=None, Py_ssize_t offset=0,
                   Py_ssize_t limit=100, bint asc=True):
-        """Ids of a page of jobs by creation time and then by id; ``states`` None = all. O(n) of those states."""
+        """Ids of a page of jobs by creation time and then by id; ``states`` None = all. See :meth:`c_select`."""
         cdef Queue q = self.queues.get(queue)
         cdef uint32_t slot
         if q is None:
@@ -182,27 +305,46 @@ cdef class Queries(Schedules):
         return [self.c_id(self.job_at(slot)) for slot in self.c_select(q, states, offset, limit, asc, now_ms)]
 
     def counts_by_priority(self, str queue not None):
-        """Queued jobs, ready and delayed, by priority. O(n)."""
+        """Queued jobs, ready and delayed, by priority. O(priorities), O(n) with more than 1,024 of them."""
         cdef Queue q = self.queues.get(queue)
         cdef uint32_t slot
-        cdef dict counts = {}
+        cdef object counts
         if q is None:
-            return counts
-        for slot in self.c_listed(q, ("waiting", "prioritized", "paused", "delayed")):
-            priority = self.job_at(slot).priority
-            counts[priority] = counts.get(priority, 0) + 1
+            return {}
+        counts = q.priorities.counts()
+        if counts is None:
+            counts = {}
+            for slot in self.c_queued(q):
+                priority = self.job_at(slot).priority + 0.0
+                counts[priority] = counts.get(priority, 0) + 1
         return counts
+
+    cdef list c_queued(self, Queue q):
+        """Slots of the ready and the delayed jobs of a queue."""
+        cdef list slots = []
+        cdef SkipNode *node = q.ready.c_begin()
+        cdef int64_t due
+        cdef Py_ssize_t i
+        while node != NULL:
+            slots.append(node.value)
+            node = q.ready.c_after(node)
+        for i in range(q.delayed.n):
+            slots.append(q.delayed.c_at(i, &due))
+        return slots
 
     def dead_letters(self, str queue not None):
         """(id, entry time in ms, a copy of the entry) of each dead letter of a queue, oldest first."""
         cdef Queue q = self.queues.get(queue)
-        cdef uint32_t slot
+        cdef uint32_t slot, at
         cdef list out = []
         if q is None:
             return out
-        for slot in self.c_listed(q, ("failed",)):
-            out.append((self.c_id(self.job_at(slot)), self.run_at(self.job_at(slot).run).finished_ms,
+        at = q.failed.head
+        while at:
+            slot = self.run_at(at).job
+            out.append((self.c_id(self.job_at(slot)), self.run_at(at).finished_ms,
                         dict((<dict>self.job_at(slot).extra)["dlq"])))
+            at = self.run_at(at).next
         return out
 
     def totals(self, int64_t now_ms):

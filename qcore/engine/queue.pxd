@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.engine.listing cimport Listing, Tally
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport SkipList
 
@@ -8,6 +9,7 @@ cdef struct RunList:
     uint32_t head
     uint32_t tail
     uint32_t n
+    bint backwards              # the wall clock was set back: ends are not in order of their times
 
 cdef bytes packed_text(str text)
 
@@ -20,6 +22,8 @@ cdef class Queue:
     cdef DelayHeap delayed
     cdef uint32_t due           # handle in the engine's heap of queues with delayed jobs
     cdef RunList active, completed, failed
+    cdef Tally priorities       # of the queued ones
+    cdef Listing listing        # None until the queue is first listed
     cdef readonly Py_ssize_t n_prioritized      # of the ready ones
     cdef readonly Py_ssize_t n_staged
     cdef public bint paused

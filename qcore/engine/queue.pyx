@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
+from qcore.engine.listing cimport Listing, Tally
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport SkipList
 
@@ -46,6 +47,7 @@ cdef class Queue:
         self.name_packed = packed_text(name)
         self.ready = SkipList(seed)
         self.delayed = DelayHeap()
+        self.priorities = Tally()
         self.max_stalls = limits.DEFAULT_MAX_STALLS
         self.dlq_max_entries = limits.DEFAULT_DLQ_MAX_ENTRIES
         self.dlq_max_age_ms = limits.DEFAULT_DLQ_MAX_AGE_MS

@@ -2,7 +2,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.ids cimport IdSource
-from qcore.engine.job cimport Blob, Job, Run
+from qcore.engine.job cimport Blob, F_CUSTOM_ID, Job, Run
 from qcore.engine.queue cimport Queue, RunList
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
@@ -59,6 +59,7 @@ cdef class Table:
     cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)
     cdef dict final_tokens      # token -> outcome, of deliveries ended by the engine
     cdef object final_order
+    cdef Py_ssize_t n_listings  # queues that keep an index of their jobs
     cdef uint32_t *sessions     # session -> head of its deliveries
     cdef uint32_t cap_sessions
     cdef uint32_t spare_run     # a Run record in reserve
@@ -78,6 +79,17 @@ cdef class Table:
         if q.n_events < self.max_events:
             q.n_events += 1
         return (q.event_mask & kind) != 0
+
+    @cython.final
+    cdef inline void c_list(self, Queue q, int which, uint32_t slot, Job *job) noexcept:
+        """The job is to be listed under this from now on."""
+        if q.listing is not None:
+            q.listing.c_put(which, job.created_ms, job.seq, slot, (job.flags & F_CUSTOM_ID) != 0)
+
+    @cython.final
+    cdef inline void c_unlist(self, Queue q, int which, Job *job) noexcept:
+        if q.listing is not None:
+            q.listing.c_drop(which, job.created_ms, job.seq, (job.flags & F_CUSTOM_ID) != 0)
 
     cdef Queue c_queue(self, str name)
     cdef Queue c_queue_of(self, Job *job)
@@ -101,6 +113,7 @@ cdef class Table:
     cdef int c_free_job(self, uint32_t slot, Job *job) except -1
     cdef dict c_extra(self, Job *job)
     cdef void c_wake(self, Queue q)
+    cdef void c_list_run(self, RunList *list_, Run *run, bint there) noexcept
     cdef void c_list_append(self, RunList *list_, uint32_t slot, Run *run) noexcept
     cdef void c_list_remove(self, RunList *list_, Run *run) noexcept
     cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1

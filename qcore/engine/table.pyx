@@ -16,6 +16,7 @@ from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY,
     Blob, Job, Run, blob_bytes, blob_free,
 )
+from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
 from qcore.engine.queue cimport Queue, RunList, packed_text
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
@@ -341,11 +342,25 @@ cdef class Table:
         run.prev = list_.tail
         run.next = 0
         if list_.tail:
+            if self.run_at(list_.tail).finished_ms > run.finished_ms:
+                list_.backwards = True
             self.run_at(list_.tail).next = at
         else:
             list_.head = at
         list_.tail = at
         list_.n += 1
+        if self.n_listings:
+            self.c_list_run(list_, run, True)
+
+    cdef void c_list_run(self, RunList *list_, Run *run, bint there) noexcept:
+        """Keep the index of the queue, if it has one, in step with its lists."""
+        cdef Job *job = self.job_at(run.job)
+        cdef Queue q = self.c_queue_of(job)
+        cdef int which = (L_ACTIVE if list_ == &q.active else L_COMPLETED if list_ == &q.completed else L_FAILED)
+        if there:
+            self.c_list(q, which, run.job, job)
+        else:
+            self.c_unlist(q, which, job)
 
     cdef void c_list_remove(self, RunList *list_, Run *run) noexcept:
         if run.prev:
@@ -358,6 +373,10 @@ cdef class Table:
             list_.tail = run.prev
         run.prev = run.next = 0
         list_.n -= 1
+        if list_.n == 0:
+            list_.backwards = False
+        if self.n_listings:
+            self.c_list_run(list_, run, False)
 
     cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1:
         """Note that a session holds this delivery. ``self.spare_run`` is the record's slot."""

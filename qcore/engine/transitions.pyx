@@ -16,6 +16,7 @@ from qcore.engine.job cimport (
     F_LIFO, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run,
     blob_bytes, blob_free, blob_new,
 )
+from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport (
     EV_COMPLETED, EV_FAILED, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, Table,
@@ -134,6 +135,8 @@ cdef class Transitions(Table):
         if job.run_ms > now_ms:
             job.delayed = q.delayed.c_push(job.run_ms, job.seq, slot)
             job.state = DELAYED
+            q.priorities.c_count(job.priority, 1)
+            self.c_list(q, L_DELAYED, slot, job)
             self.c_set_due(q)
             if q.n_waits:
                 self.c_wake(q)      # the wait's own end may have moved nearer
@@ -141,6 +144,8 @@ cdef class Transitions(Table):
         self.c_key(job, &key)
         q.ready.c_insert(key, slot)
         job.state = READY
+        q.priorities.c_count(job.priority, 1)
+        self.c_list(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, slot, job)
         if job.priority > 0:
             q.n_prioritized += 1
         if q.n_waits:
@@ -150,12 +155,15 @@ cdef class Transitions(Table):
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1:
         """Take a READY or DELAYED job out of its queue."""
         cdef Key key
+        q.priorities.c_count(job.priority, -1)
         if job.state == READY:
+            self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
             self.c_key(job, &key)
             q.ready.c_remove(key)
             if job.priority > 0:
                 q.n_prioritized -= 1
         else:
+            self.c_unlist(q, L_DELAYED, job)
             q.delayed.c_remove(job.delayed)
             job.delayed = 0
             self.c_set_due(q)
@@ -185,6 +193,8 @@ cdef class Transitions(Table):
             job = self.job_at(slot)
             q.delayed.c_pop(&due, &slot)
             job.delayed = 0
+            q.priorities.c_count(job.priority, -1)
+            self.c_unlist(q, L_DELAYED, job)
             self.c_enqueue(q, slot, job, now_ms)
             moved += 1
         if moved:
@@ -240,6 +250,8 @@ cdef class Transitions(Table):
             job.run = self.spare_run
             self.spare_run = 0
             q.ready.c_pop(&key, &slot)
+            q.priorities.c_count(job.priority, -1)
+            self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
             if job.priority > 0:
                 q.n_prioritized -= 1
             self.deliveries += 1
@@ -776,6 +788,9 @@ cdef class Transitions(Table):
         self.c_reserve()
         if ready:
             self.c_unqueue(q, slot, job)
+        else:
+            q.priorities.c_count(job.priority, -1)
+            q.priorities.c_count(priority, 1)
         job.priority = priority
         if lifo == 0:
             job.flags &= ~<uint32_t>F_LIFO

@@ -40,6 +40,16 @@ class SkipList:
             raise IndexError("skip list is empty")
         return self._entries[0]
 
+    def before(self, a: int, b: int, c: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry before a key, or None."""
+        i, _ = self._find((a, b, c))
+        return self._entries[i - 1] if i else None
+
+    def first_from(self, a: int, b: int, c: int) -> tuple[int, int, int, int] | None:
+        """Return the first entry that is not before a key, or None."""
+        i, _ = self._find((a, b, c))
+        return self._entries[i] if i < len(self._entries) else None
+
     def pop(self) -> tuple[int, int, int, int]:
         """Remove and return the least (a, b, c, value); an empty list raises ``IndexError``."""
         if not self._entries:

@@ -49,6 +49,9 @@ cdef class SkipList:
     # Iteration in order. A node stays where it is until it is removed or anything is inserted.
     cdef SkipNode *c_begin(self) noexcept nogil
     cdef SkipNode *c_after(self, SkipNode *node) noexcept nogil
+    # The last entry before a key, the first that is not before it; NULL: none. O(log n).
+    cdef SkipNode *c_before(self, Key *key) noexcept nogil
+    cdef SkipNode *c_from(self, Key *key) noexcept nogil
     cdef void c_clear(self) noexcept nogil
     cdef size_t c_nbytes(self) noexcept nogil
 

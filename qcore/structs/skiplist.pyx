@@ -69,6 +69,10 @@ cdef inline uint32_t units_of(int height) noexcept nogil:
     return 4 + (height >> 1)
 
 
+cdef object _entry(SkipNode *node):
+    return None if node == NULL else (node.key.a, node.key.b, node.key.c, node.value)
+
+
 @cython.final
 cdef class SkipList:
     """Ordered map (a, b, c) -> value; keys unique, order ascending and lexicographic.
@@ -434,6 +438,11 @@ cdef class SkipList:
         cdef uint32_t ref
         if self.n == 0:
             return False
+        ref = at(self.chunks, 0).next[0]
+        if same(&at(self.chunks, ref).key, &key):
+            memset(path, 0, sizeof(path))
+            self.c_unlink(ref, path)
+            return True
         self.c_descend(path, &key, 0, self.level)
         ref = at(self.chunks, path[0]).next[0]
         if ref == 0 or not same(&at(self.chunks, ref).key, &key):
@@ -473,6 +482,20 @@ cdef class SkipList:
 
     cdef SkipNode *c_after(self, SkipNode *node) noexcept nogil:
         return at(self.chunks, node.next[0]) if node.next[0] != 0 else NULL
+
+    cdef SkipNode *c_before(self, Key *key) noexcept nogil:
+        cdef uint32_t path[SKIP_LEVELS]
+        if self.n == 0:
+            return NULL
+        self.c_descend(path, key, 0, self.level)
+        return at(self.chunks, path[0]) if path[0] != 0 else NULL
+
+    cdef SkipNode *c_from(self, Key *key) noexcept nogil:
+        cdef uint32_t path[SKIP_LEVELS]
+        if self.n == 0:
+            return NULL
+        self.c_descend(path, key, 0, self.level)
+        return self.c_after(at(self.chunks, path[0]))
 
     cdef void c_clear(self) noexcept nogil:
         cdef uint32_t i
@@ -518,6 +541,22 @@ cdef class SkipList:
         if not self.c_first(&key, &value):
             raise IndexError("skip list is empty")
         return key.a, key.b, key.c, value
+
+    def before(self, int64_t a, int64_t b, int64_t c) -> tuple[int, int, int, int] | None:
+        """Return the last entry before a key, or None; O(log n)."""
+        cdef Key key
+        key.a = a
+        key.b = b
+        key.c = c
+        return _entry(self.c_before(&key))
+
+    def first_from(self, int64_t a, int64_t b, int64_t c) -> tuple[int, int, int, int] | None:
+        """Return the first entry that is not before a key, or None; O(log n)."""
+        cdef Key key
+        key.a = a
+        key.b = b
+        key.c = c
+        return _entry(self.c_from(&key))
 
     def pop(self) -> tuple[int, int, int, int]:
         """Remove and return the least (a, b, c, value); O(1) expected.

@@ -60,6 +60,14 @@ class SkipListMachine(RuleBasedStateMachine):
         there = self.model.pop((a, b, c), None) is not None
         assert self.compiled.remove(a, b, c) == self.plain.remove(a, b, c) == there
 
+    @rule(a=a, b=b, c=c)
+    def neighbours(self, a: int, b: int, c: int) -> None:
+        i = self.model.bisect_left((a, b, c))
+        entries = [(*key, value) for key, value in self.model.items()]
+        for s in (self.compiled, self.plain):
+            assert s.before(a, b, c) == (entries[i - 1] if i else None)
+            assert s.first_from(a, b, c) == (entries[i] if i < len(entries) else None)
+
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
