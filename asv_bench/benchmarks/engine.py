@@ -7,6 +7,8 @@ import time
 from qcore.engine.engine import Engine
 from qcore.wire.packing import pack
 
+from .common import needs
+
 SEED = bytes(range(16))
 CALLS = 1000
 NOW_MS = 1_800_000_000_000
@@ -85,6 +87,38 @@ class Cycle:
             engine.push("q", data, NOW_MS)
             job_id, token, _ = engine.pull("q", NOW_MS, NOW_NS, lease_ms=LEASE_MS)
             engine.ack(job_id, NOW_MS, token=token)
+
+
+class Minutes:
+    """What does a terminal event cost beside ``minutes`` minutes with outcomes in them?"""
+
+    params = (1, 20_160)
+    param_names = ("minutes",)
+    number = 1
+    repeat = (3, 20, 5.0)
+    rounds = 2
+    warmup_time = 0
+
+    def setup(self, minutes):
+        self.engine = Engine(SEED, max_completed=1000)
+        with needs("metrics"):
+            try:
+                self.engine.metrics("q", "completed")
+            except AttributeError as exc:
+                raise ImportError from exc
+        self.now = NOW_MS
+        for i in range(minutes):
+            self.now = NOW_MS + i * 60_000
+            self.engine.push("q", None, self.now)
+            job_id, _, _ = self.engine.pull("q", self.now, NOW_NS)
+            self.engine.ack(job_id, self.now)
+        self.engine.push_many("q", [b"\xc0"] * CALLS, self.now)
+        self.held = [job[0] for job in self.engine.pull_many("q", CALLS, self.now, NOW_NS)]
+
+    def time_complete(self, minutes):
+        ack, now = self.engine.ack, self.now
+        for job_id in self.held:
+            ack(job_id, now)
 
 
 class Batches:

@@ -14,6 +14,12 @@ cdef class Outlet:
     cdef Writer held            # replies to changes of the gathering cut
     cdef Writer held_adds       # replies to durable adds of the gathering cut
     cdef bint holding           # listed in Broker.holding
+    cdef Writer told            # events that wait for the commit of their changes; None: never listened
+    cdef bint telling           # listed in Broker.telling
+    cdef readonly bint closing  # the conversation is over once the output has been taken
+    cdef Queue listens_to       # None: to no events
+    cdef uint32_t listens_for   # bits of their types
+    cdef uint32_t round         # of Broker.c_spread that last wrote to it
     cdef readonly bint closed
     cdef readonly uint32_t number
     cdef uint32_t caps
@@ -64,6 +70,12 @@ cdef class Broker:
     cdef object unwritten               # cut that failed, to be written with the next
     cdef int64_t retry_at_ns, retry_wait_ns
     cdef readonly object degraded       # None, or (error text, kind, since ms)
+    # events
+    cdef dict listeners                 # queue index -> outlets, in order of their subscriptions
+    cdef list telling                   # outlets with events for the gathering cut
+    cdef list flight_told               # (outlet, event bytes) of the cut on its way
+    cdef uint32_t round
+    cdef Writer scratch
     # waiting pulls
     cdef DelayHeap ends
     cdef dict waits                     # number -> Wait or Watch
@@ -95,6 +107,12 @@ cdef class Broker:
     cdef int c_serve(self) except -1
     cdef int c_end_wait(self, Wait wait) except -1
     cdef int c_tell(self) except -1
+    cdef int c_spread(self, bint held) except -1
+    cdef int c_tell_event(self, Outlet outlet, bytes frame, bint held) except -1
+    cdef int c_release_told(self) except -1
+    cdef int c_listen(self, Queue q) except -1
+    cdef int c_unlisten(self, Outlet outlet) except -1
+    cdef bint c_holds_events(self) noexcept
     cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1
     cdef int c_end_watch(self, Watch watch) except -1
     cdef bint c_commit_wanted(self) noexcept

@@ -19,6 +19,7 @@ from libc.time cimport time_t
 from qcore.broker.jobview cimport (
     CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
 )
+from qcore.broker.events cimport c_notes, c_write_event
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
@@ -34,6 +35,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
+from qcore.engine.table import EVENT_BITS
 from qcore.errors import ClosedError, LimitError
 from qcore.wire.plain import plain
 
@@ -83,7 +85,9 @@ cdef class Broker:
 
     def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
                   bint hold_adds=False, bint hold_pulls=False, bint sync=False, int flush_ms=10,
-                  Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS):
+                  Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
+                  Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES):
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError
@@ -93,7 +97,7 @@ cdef class Broker:
             self.encoder = Encoder()
         self.clock = clock
         self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
-                             max_completed=max_completed)
+                             max_completed=max_completed, max_events=max_events, max_minutes=max_minutes)
         self.hold_changes = hold_changes and self.durable
         self.hold_adds = hold_adds and self.durable
         self.hold_pulls = hold_pulls and self.durable
@@ -108,6 +112,9 @@ cdef class Broker:
         self.queue_waits = {}
         self.free_numbers = []
         self.to_notify = []
+        self.listeners = {}
+        self.telling = []
+        self.scratch = Writer()
         self.workers = {}
         self.intake = True
         self.c_tick()
@@ -188,7 +195,7 @@ cdef class Broker:
 
     cdef int c_note(self) except -1:
         """After a change: start the clock of the flush window."""
-        if self.durable and not self.dirty_since_ns and self.engine.n_changes:
+        if self.durable and not self.dirty_since_ns and (self.engine.n_changes or self.telling):
             self.dirty_since_ns = self.now_ns
         return 0
 
@@ -383,6 +390,115 @@ cdef class Broker:
         self.c_notify(outlet)
         return 0
 
+    # --- events ---------------------------------------------------------------------------------
+
+    def subscribe(self, Outlet outlet not None, str queue not None, int mask):
+        """Let an outlet get the events of a queue of these types (bits of ``EVENT_BITS``), from now on.
+
+        It has one subscription; another one takes its place.
+        """
+        cdef Queue q = self.engine.c_queue(queue)
+        self.c_spread(self.c_holds_events())    # what was before is for those who listened then
+        self.c_unlisten(outlet)
+        if outlet.told is None:
+            outlet.told = Writer()
+        outlet.listens_to = q
+        outlet.listens_for = mask
+        self.listeners.setdefault(q.index, []).append(outlet)
+        self.c_listen(q)
+
+    def unsubscribe(self, Outlet outlet not None):
+        """End the subscription of an outlet, if it has one. Events before this may still follow."""
+        self.c_spread(self.c_holds_events())
+        self.c_unlisten(outlet)
+
+    cdef int c_unlisten(self, Outlet outlet) except -1:
+        cdef Queue q = outlet.listens_to
+        if q is None:
+            return 0
+        outlet.listens_to = None
+        outlet.listens_for = 0
+        self.listeners[q.index].remove(outlet)
+        if not self.listeners[q.index]:
+            del self.listeners[q.index]
+        return self.c_listen(q)
+
+    cdef int c_listen(self, Queue q) except -1:
+        """Let the engine build what somebody wants of a queue, and nothing else."""
+        cdef Outlet outlet
+        cdef uint32_t mask = 0
+        for outlet in self.listeners.get(q.index, ()):
+            mask |= outlet.listens_for
+        q.event_mask = mask
+        return 0
+
+    cdef bint c_holds_events(self) noexcept:
+        """Whether events wait for the commit of their changes.
+
+        A store that fails tells them at once: their changes are kept in memory, as callers are told as well.
+        """
+        return self.hold_changes and (self.degraded is None or self.committing or len(self.telling) > 0)
+
+    cdef int c_spread(self, bint held) except -1:
+        """Write the events so far to those who listen. Each is encoded once for all who read alike."""
+        cdef list events = self.engine.events
+        cdef Outlet outlet
+        cdef Queue q
+        cdef uint32_t notes, reader
+        cdef int bit
+        cdef object job_id, data
+        cdef list frames = [None, None, None, None]
+        cdef int64_t now_ms
+        if not events:
+            return 0
+        self.engine.events = []
+        self.round += 1
+        for name, queue, job_id, now_ms, data in events:
+            bit = EVENT_BITS[name]
+            q = self.engine.queues[queue]
+            notes = c_notes(bit, data)
+            frames[0] = frames[1] = frames[2] = frames[3] = None
+            for outlet in list(self.listeners.get(q.index, ())):
+                if not outlet.listens_for & bit:
+                    continue
+                reader = outlet.caps & (CAP_INT64 | CAP_TYPED) if notes else 0
+                if frames[reader] is None:
+                    c_write_event(self.scratch, bit, name, q.name_packed, job_id, now_ms, data, reader)
+                    frames[reader] = self.scratch.take()
+                self.c_tell_event(outlet, frames[reader], held)
+        return 0
+
+    cdef int c_tell_event(self, Outlet outlet, bytes frame, bint held) except -1:
+        cdef Writer w = outlet.told if held else outlet.out
+        if w.n + PyBytes_GET_SIZE(frame) > limits.MAX_UNREAD_EVENT_BYTES:
+            # It does not read. Nobody gets a stream with a hole: the conversation ends.
+            self.c_unlisten(outlet)
+            outlet.told.clear()
+            outlet.closing = True
+            self.c_notify(outlet)
+            return 0
+        _raw(w, frame)
+        if outlet.round == self.round:
+            return 0
+        outlet.round = self.round
+        if not held:
+            self.c_notify(outlet)
+        elif not outlet.telling:
+            outlet.telling = True
+            self.telling.append(outlet)
+        return 0
+
+    cdef int c_release_told(self) except -1:
+        """Give out the events that waited for the gathering cut."""
+        cdef Outlet outlet
+        for outlet in self.telling:
+            outlet.telling = False
+            if not outlet.closed:
+                _raw(outlet.out, outlet.told.take())
+                self.c_notify(outlet)
+        self.telling = []
+        return 0
+
     # --- time ----------------------------------------------------------------------------------
 
     cdef int c_due(self) except -1:
@@ -410,6 +526,8 @@ cdef class Broker:
             self.c_deliver(wait.outlet, wait.queue, wait.count, wait.lease_ms, wait.session, req_id,
                            0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True)
             self.c_notify(wait.outlet)
+        if self.engine.events:
+            self.c_spread(self.c_holds_events())
         self.c_note()
         return more
 
@@ -480,6 +598,11 @@ cdef class Broker:
             outlet.holding = False
             flight.append((outlet, outlet.held.take(), outlet.held_adds.take()))
         self.holding = []
+        self.flight_told = []
+        for outlet in self.telling:
+            outlet.telling = False
+            self.flight_told.append((outlet, outlet.told.take()))
+        self.telling = []
         self.flight = flight
         self.flight_staged = self.staged
         self.staged = {}
@@ -497,7 +620,7 @@ cdef class Broker:
         try:
             if self.committing or not self.durable:
                 return None
-            if not (self.holding or self.unwritten is not None or self.engine.n_changes):
+            if not (self.holding or self.telling or self.unwritten is not None or self.engine.n_changes):
                 return None
             return self.c_begin_commit()
         finally:
@@ -546,8 +669,18 @@ cdef class Broker:
                     _refuse_held(outlet.out, held, f"Outcome unknown: applied in memory, not yet on disk ({why})")
                     _refuse_held(outlet.out, held_adds, f"Nothing was stored ({why})")
                 self.c_notify(outlet)
+            told, self.flight_told = self.flight_told, []
+            for outlet, frames in told:
+                if not outlet.closed:
+                    _raw(outlet.out, frames)
+                    self.c_notify(outlet)
+            if error is not None:
+                self.c_release_told()
+            # What the commit made known is told with it.
+            self.c_spread(False)
             if self.engine.woken:
                 self.c_serve()
+                self.c_spread(self.c_holds_events())
             self.c_note()
         finally:
             self.c_leave()
@@ -597,6 +730,7 @@ cdef class Broker:
             if outlet.closed:
                 return
             outlet.closed = True
+            self.c_unlisten(outlet)
             self.end_waits(outlet)
             if release:
                 self.engine.close_session(outlet.number, self.now_ms)
@@ -604,10 +738,12 @@ cdef class Broker:
                 del self.workers[key]
             if release:
                 self.free_numbers.append(outlet.number)     # else its deliveries still bear it
-            self.c_note()
             self.c_serve()
             if self.engine.settled:
                 self.c_tell()
+            if self.engine.events:
+                self.c_spread(self.c_holds_events())
+            self.c_note()
         finally:
             self.c_leave()
 

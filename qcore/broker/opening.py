@@ -12,6 +12,11 @@ from qcore.broker import rows
 from qcore.broker.core import Broker
 from qcore.clock import Clock
 from qcore.errors import StoreError
+from qcore.limits import (
+    DEFAULT_MAX_COMPLETED_JOBS,
+    DEFAULT_MAX_METRIC_MINUTES,
+    DEFAULT_MAX_QUEUE_EVENTS,
+)
 from qcore.store import open_store
 from qcore.store.base import Cut, Store
 
@@ -45,7 +50,9 @@ def open_broker(
     seed: bytes | None = None,
     store: Store | None = None,
     flush_ms: int = 10,
-    max_completed: int = 50_000,
+    max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
+    max_events: int = DEFAULT_MAX_QUEUE_EVENTS,
+    max_minutes: int = DEFAULT_MAX_METRIC_MINUTES,
 ) -> Broker:
     """A broker over the data file at ``path``, or in memory without one.
 
@@ -70,6 +77,8 @@ def open_broker(
             sync="synced" in (adds, changes),
             flush_ms=flush_ms,
             max_completed=max_completed,
+            max_events=max_events,
+            max_minutes=max_minutes,
         )
         if store is not None:
             recover(broker, store, keep_leases=mode == "server")
@@ -93,6 +102,9 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
             rows.restore_names(engine, snapshot.names, snapshot.queues)
         except rows.BadRow as error:
             raise StoreError(f"{store.path}: {error}") from None
+        bad = rows.restore_counts(engine, snapshot.side["telemetry"], snapshot.side["minutes"])
+        if bad:
+            logger.error("%s: %d counts of queues cannot be read and begin anew", store.path, bad)
         for row in snapshot.jobs:
             try:
                 rows.restore(engine, row, now_ms, now_ns)

@@ -309,6 +309,24 @@ def restore_names(Engine engine not None, list names, list queues):
         engine.tracking = tracking
 
 
+def restore_counts(Engine engine not None, list telemetry, list minutes):
+    """Bring back what was counted of each queue, before anything is counted; how many values were unreadable."""
+    cdef int bad = 0
+    for index, packed in telemetry:
+        try:
+            if not 0 < index < len(engine.queue_list):
+                raise ValueError
+            engine.c_restore_counts(<Queue>engine.queue_list[index], packed)
+        except (ValueError, TypeError, OverflowError):
+            bad += 1
+    for key, packed in sorted(minutes):
+        try:
+            engine.c_restore_minute(key, packed)
+        except (ValueError, TypeError, OverflowError):
+            bad += 1
+    return bad
+
+
 def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     """Bring back one job from its row. Active ones are active again, under their stored lease.
 

@@ -21,7 +21,6 @@ cdef class Session(Outlet):
     cdef bytes pending              # start of a frame that is not whole yet
     cdef list chunks                # what came after it
     cdef Py_ssize_t n_chunks
-    cdef readonly bint closing
     cdef readonly int64_t n_frames  # requests so far
     cdef readonly bint backlogged   # requests wait until the output has been taken
     cdef public bint authenticated

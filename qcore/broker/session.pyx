@@ -137,6 +137,8 @@ cdef class Session(Outlet):
                 self.broker.c_serve()
             if self.broker.engine.settled:
                 self.broker.c_tell()
+            if self.broker.engine.events:
+                self.broker.c_spread(self.broker.c_holds_events())
             self.broker.c_note()
         finally:
             self.broker.c_leave()

@@ -29,12 +29,14 @@ from qcore.engine.job cimport (
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.queries cimport Queries
+from qcore.engine.table cimport EV_DELAYED, EV_PAUSED, EV_REMOVED, EV_RESUMED, EV_WAITING
 from qcore.engine.transitions cimport (
     ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec,
 )
 from qcore.structs.skiplist cimport Key, SkipNode
 
 from qcore import limits
+from qcore.engine.table import STATE_NAMES
 from qcore.errors import LeaseError, LimitError, NotFoundError, StateError
 
 cdef extern from "Python.h":
@@ -224,6 +226,7 @@ cdef class Engine(Queries):
         """
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
+        cdef Queue q
         if not slot or self.job_at(slot).state == STAGED:
             raise NotFoundError("Job not found")
         job = self.job_at(slot)
@@ -232,6 +235,9 @@ cdef class Engine(Queries):
         elif job.state == ACTIVE:
             self.c_demand(slot, token, job_id)
             self.c_postpone(slot, now_ms + max(0, delay_ms), now_ms)
+            q = self.c_queue_of(job)
+            if self.c_event(q, EV_DELAYED):
+                self.c_emit(EV_DELAYED, q, job, now_ms, max(0, delay_ms))
         else:
             raise StateError(f"Job is not active (current state: {self.c_state_name(job)})")
 
@@ -244,12 +250,16 @@ cdef class Engine(Queries):
         """
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
+        cdef Queue q
         if not slot or self.job_at(slot).state == STAGED:
             raise NotFoundError("Cannot move job from state 'unknown' to waiting")
         job = self.job_at(slot)
         if job.state == ACTIVE:
             self.c_demand(slot, token, job_id)
             self.c_release(slot, now_ms)
+            q = self.c_queue_of(job)
+            if self.c_event(q, EV_WAITING):
+                self.c_emit(EV_WAITING, q, job, now_ms, "active")
         elif job.state == DELAYED:
             self.c_retime(slot, now_ms, now_ms)
         elif job.state == FAILED:
@@ -304,11 +314,15 @@ cdef class Engine(Queries):
 
     # --- control -----------------------------------------------------------------------------
 
-    def cancel(self, str job_id not None):
+    def cancel(self, str job_id not None, int64_t now_ms):
         """Remove a queued job; False when it is not queued."""
         cdef uint32_t slot = self.c_known(job_id)
+        cdef Queue q
         if not slot or self.job_at(slot).state not in (READY, DELAYED, PARKED):
             return False
+        q = self.c_queue_of(self.job_at(slot))
+        if self.c_event(q, EV_REMOVED):
+            self.c_emit(EV_REMOVED, q, self.job_at(slot), now_ms, STATE_NAMES[self.job_at(slot).state])
         self.c_forget(slot)
         return True
 
@@ -521,11 +535,14 @@ cdef class Engine(Queries):
         cdef int64_t left = self.c_next_due(now_ms, now_ns)
         return None if left < 0 else left
 
-    def pause(self, str queue not None, bint paused=True):
-        """Pause or resume a queue."""
+    def pause(self, str queue not None, bint paused=True, *, int64_t now_ms=0):
+        """Pause or resume a queue; told each time, also when it changes nothing."""
         cdef Queue q = self.c_queue(queue)
+        cdef int kind = EV_PAUSED if paused else EV_RESUMED
         q.paused = paused
         self.c_mark_queue(q)
+        if self.c_event(q, kind):
+            self.c_emit(kind, q, NULL, now_ms, None)
         if not paused and q.n_waits:
             self.c_wake(q)
 
@@ -533,11 +550,27 @@ cdef class Engine(Queries):
         """Choose the events of a queue that are built (bits of ``EVENT_BITS``)."""
         self.c_queue(queue).event_mask = mask
 
+    def listen_everywhere(self, int mask):
+        """Choose the events that are built of queues that do not exist yet."""
+        self.everywhere = mask
+
     def take_events(self):
-        """The events since the last call: (type, queue, job id, ms, data)."""
+        """The events since the last call: (type, queue, job id, ms, data by type, see ``c_emit``)."""
         cdef list out = self.events
         self.events = []
         return out
+
+    def trim_events(self, str queue not None, Py_ssize_t max_length):
+        """Keep only the newest ``max_length`` of a queue's journal; how many were dropped."""
+        cdef Queue q = self.queues.get(queue)
+        cdef Py_ssize_t n
+        if q is None or q.n_events <= max_length:
+            return 0
+        n = q.n_events - max_length
+        q.n_events = max_length
+        if not q.counted:
+            self.c_mark_counts(q)
+        return n
 
     def watch(self, str job_id not None):
         """Note the outcome of a job once it is known (see ``settled``).
@@ -600,6 +633,7 @@ cdef class Engine(Queries):
                 assert slot in self.evicted and job.state == COMPLETED
             else:
                 seen.setdefault((job.queue, job.state), set()).add(slot)
+        self.c_check_counts()
         assert n_jobs == self.index.n, f"{n_jobs} jobs, {self.index.n} in the index"
         assert n_jobs == self.jobs.n_used
         assert n_runs + (self.spare_run != 0) == self.runs.n_used

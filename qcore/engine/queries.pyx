@@ -347,6 +347,17 @@ cdef class Queries(Schedules):
             at = self.run_at(at).next
         return out
 
+    def metrics(self, str queue not None, str kind not None, *, int64_t start=0, int64_t end=-1):
+        """Terminal outcomes of a queue, ``completed`` or ``failed``: ((total, time of the latest in ms,
+        number in its minute), a page of numbers by minute, minutes in all); see :meth:`Meter.page`.
+        """
+        cdef Queue q = self.queues.get(queue)
+        if q is None:
+            return (0, 0, 0), [], 0
+        meter = q.completions if kind == "completed" else q.failures
+        page, n = meter.page(start, end) if self.max_minutes else ([], 0)
+        return (meter.total, meter.prev_ms, meter.prev_count), page, n
+
     def totals(self, int64_t now_ms):
         """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues)."""
         cdef Queue q

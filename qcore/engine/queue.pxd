@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.listing cimport Listing, Tally
+from qcore.engine.meter cimport Meter
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport SkipList
 
@@ -37,6 +38,8 @@ cdef class Queue:
     cdef readonly int64_t total_pushed, total_pulled, total_completed, total_failed
     cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds
     cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
+    cdef readonly Meter completions, failures   # terminal outcomes by minute, over restarts
+    cdef bint counted           # its telemetry is in the gathering cut
     cdef uint32_t check         # handle in the engine's heap of checks; 0 = none is set
     cdef Py_ssize_t n_waits     # pulls that wait for a job; kept by the host
     cdef bint woken             # listed in the engine's wake list

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
+from qcore.engine.meter import Meter
+
 DLQ_DEFAULTS: Final[dict[str, Any]]
 STALL_DEFAULTS: Final[dict[str, Any]]
 
@@ -46,6 +48,10 @@ class Queue:
     def n_staged(self) -> int: ...
     @property
     def n_archived(self) -> int: ...
+    @property
+    def completions(self) -> Meter: ...
+    @property
+    def failures(self) -> Meter: ...
     @property
     def total_pushed(self) -> int: ...
     @property

@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from qcore.engine.listing cimport Listing, Tally
+from qcore.engine.meter cimport Meter
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport SkipList
 
@@ -53,6 +54,8 @@ cdef class Queue:
         self.dlq_max_age_ms = limits.DEFAULT_DLQ_MAX_AGE_MS
         self.dlq_settings = {}
         self.stall_settings = {}
+        self.completions = Meter()
+        self.failures = Meter()
 
     @property
     def dlq_config(self):

@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.ids cimport IdSource
 from qcore.engine.job cimport Blob, F_CUSTOM_ID, Job, Run
+from qcore.engine.meter cimport Meter
 from qcore.engine.queue cimport Queue, RunList
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
@@ -54,6 +55,10 @@ cdef class Table:
     cdef list dirty_queues
     cdef dict side              # (table, key) -> packed value, None, or a call that packs it when the cut is taken
     cdef readonly Py_ssize_t max_events         # kept of each queue's journal
+    cdef readonly int64_t max_minutes           # kept of each queue's outcomes; 0 = totals only
+    cdef readonly int64_t busy_ms               # of all completed jobs, from delivery to end
+    cdef list counted           # queues whose telemetry is in the gathering cut
+    cdef uint32_t everywhere    # events that are told of every queue
     cdef list woken             # queues with a waiting pull that may have got a job
     cdef readonly list events   # built only where someone listens
     cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)
@@ -74,10 +79,12 @@ cdef class Table:
         return <Run *>(self.runs.chunks[slot >> 10] + (slot & 1023) * sizeof(Run))
 
     @cython.final
-    cdef inline bint c_event(self, Queue q, int kind) noexcept:
+    cdef inline bint c_event(self, Queue q, int kind) except -1:
         """Count an event in the journal of its queue. True: somebody listens, so it is to be emitted."""
         if q.n_events < self.max_events:
             q.n_events += 1
+            if self.tracking and not q.counted:
+                self.c_mark_counts(q)
         return (q.event_mask & kind) != 0
 
     @cython.final
@@ -90,6 +97,15 @@ cdef class Table:
     cdef inline void c_unlist(self, Queue q, int which, Job *job) noexcept:
         if q.listing is not None:
             q.listing.c_drop(which, job.created_ms, job.seq, (job.flags & F_CUSTOM_ID) != 0)
+
+    @cython.final
+    cdef inline int c_outcome(self, Queue q, Meter meter, int64_t now_ms) except -1:
+        """Count a terminal outcome of a queue."""
+        if not meter.c_count(now_ms):
+            self.c_open_minute(q, meter, now_ms)
+        if self.tracking and not q.counted:
+            self.c_mark_counts(q)
+        return 0
 
     cdef Queue c_queue(self, str name)
     cdef Queue c_queue_of(self, Job *job)
@@ -119,6 +135,13 @@ cdef class Table:
     cdef int c_own(self, uint32_t slot, Run *run, uint32_t session) except -1
     cdef void c_disown(self, Run *run) noexcept
     cdef int c_side(self, str table, object key, object value) except -1
+    cdef int c_mark_counts(self, Queue q) except -1
+    cdef int c_open_minute(self, Queue q, Meter meter, int64_t now_ms) except -1
+    cdef int c_clear_counts(self, Queue q) except -1
+    cdef bytes c_counts(self, Queue q)
+    cdef int c_restore_counts(self, Queue q, bytes packed) except -1
+    cdef int c_restore_minute(self, object key, object packed) except -1
+    cdef c_check_counts(self)
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
 

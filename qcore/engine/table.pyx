@@ -17,6 +17,7 @@ from qcore.engine.job cimport (
     Blob, Job, Run, blob_bytes, blob_free,
 )
 from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
+from qcore.engine.meter cimport MINUTE_MS, Meter
 from qcore.engine.queue cimport Queue, RunList, packed_text
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
@@ -26,6 +27,8 @@ from qcore.structs.slab cimport slab_dealloc, slab_free, slab_init
 from qcore.structs.tokens cimport CompletionTokens
 
 from collections import deque
+from functools import partial
+from struct import Struct
 
 from qcore import limits
 
@@ -40,6 +43,15 @@ cdef extern from *:
 
 cdef enum:
     MAX_INTERNED_NAMES = 65535
+    # A key of the table of minutes: queue, minute, kind of outcome; 23 + 39 + 1 bits.
+    MINUTE_BITS = 39
+    MAX_METERED_QUEUES = 1 << 23
+
+# What is stored of a queue's counts: a version, its journal, and total, latest, open minute and its
+# count of completions and of failures. A change needs another version.
+cdef object _COUNTS = Struct("<B9q")
+cdef enum:
+    COUNTS_VERSION = 1
 
 STATE_NAMES = {
     READY: "waiting",
@@ -75,18 +87,28 @@ cdef int64_t order_of(double priority) noexcept nogil:
     return bits if bits >= 0 else bits ^ <int64_t>0x7FFFFFFFFFFFFFFF
 
 
+def _packed_counts(Table table not None, Queue q not None):
+    return table.c_counts(q)
+
+
+cdef inline tuple _payload(Blob *blob):
+    return PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size), blob.notes
+
+
 cdef class Table:
     """Records, ids and queues of all jobs, and the lists of what the host has to do.
 
     ``seed`` (16 bytes) determines every id, token and jitter. ``tracking`` collects
     changes for a store. ``max_completed`` bounds the completed jobs kept in memory;
     with ``archive`` the evicted ones stay counted, because the store still has them.
-    ``max_events`` bounds the journal of each queue; 0 keeps none.
+    ``max_events`` bounds the journal of each queue; 0 keeps none. ``max_minutes`` bounds the
+    minutes whose outcomes are kept of each queue; 0 keeps totals only.
     """
 
     def __cinit__(self, bytes seed not None, *, bint tracking=False, bint archive=False,
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
-                  Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS):
+                  Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES):
         slab_init(&self.jobs, sizeof(Job))
         slab_init(&self.runs, sizeof(Run))
         self.ids = IdSource(seed)
@@ -104,6 +126,8 @@ cdef class Table:
         self.checks = DelayHeap()
         self.side = {}
         self.max_events = max_events
+        self.max_minutes = max_minutes
+        self.counted = []
         self.done = CompletionTokens(max_completed)
         self.tracking = tracking
         self.archive = archive
@@ -147,6 +171,7 @@ cdef class Table:
         if found is not None:
             return <Queue>found
         q = Queue(len(self.queue_list), name, self.ids.c_random())
+        q.event_mask = self.everywhere
         self.queues[name] = q
         self.queue_list.append(q)
         self.c_mark_queue(q)
@@ -415,6 +440,90 @@ cdef class Table:
             self.side[(table, key)] = value
         return 0
 
+    # --- journal and meters --------------------------------------------------------------
+
+    cdef int c_mark_counts(self, Queue q) except -1:
+        """Let the next cut carry the counts of a queue, once, as they are then."""
+        if self.tracking:
+            q.counted = True
+            self.counted.append(q)
+            self.side["telemetry", q.index] = partial(_packed_counts, self, q)
+        return 0
+
+    cdef int c_open_minute(self, Queue q, Meter meter, int64_t now_ms) except -1:
+        """An outcome begins a minute: the one before is closed and stored, old ones are dropped."""
+        over, dropped = meter.c_open(now_ms, self.max_minutes)
+        if not self.tracking or q.index >= MAX_METERED_QUEUES:
+            return 0
+        key = <int64_t>q.index << (MINUTE_BITS + 1) | (meter is q.failures)
+        if over is not None:
+            self.side["minutes", key | over[0] << 1] = (<int64_t>over[1]).to_bytes(8, "little")
+        for minute in dropped:
+            self.side["minutes", key | minute << 1] = None
+        return 0
+
+    cdef int c_clear_counts(self, Queue q) except -1:
+        """Forget what was counted of a queue."""
+        cdef Meter meter
+        if self.tracking and q.index < MAX_METERED_QUEUES:
+            for meter in (q.completions, q.failures):
+                key = <int64_t>q.index << (MINUTE_BITS + 1) | (meter is q.failures)
+                for minute, _ in meter.closed or ():
+                    self.side["minutes", key | minute << 1] = None
+        q.completions = Meter()
+        q.failures = Meter()
+        q.n_events = 0
+        if not q.counted:
+            self.c_mark_counts(q)
+        return 0
+
+    cdef bytes c_counts(self, Queue q):
+        """The counts of a queue as they are stored. Staged jobs of a cut are told of once it is committed."""
+        cdef Meter c = q.completions, f = q.failures
+        return _COUNTS.pack(COUNTS_VERSION, min(self.max_events, q.n_events + q.n_staged),
+                            c.total, c.prev_ms, c.minute if c.until_ms else -1, c.prev_count,
+                            f.total, f.prev_ms, f.minute if f.until_ms else -1, f.prev_count)
+
+    cdef int c_restore_counts(self, Queue q, bytes packed) except -1:
+        """Bring back stored counts. Raises ValueError when they cannot be read."""
+        cdef Meter meter
+        if len(packed) != _COUNTS.size or packed[0] != COUNTS_VERSION:
+            raise ValueError("unknown form")
+        fields = _COUNTS.unpack(packed)
+        q.n_events = max(0, min(fields[1], self.max_events))
+        for meter, (total, prev_ms, minute, prev_count) in ((q.completions, fields[2:6]), (q.failures, fields[6:])):
+            meter.total = total
+            meter.prev_ms = prev_ms
+            if minute >= 0:
+                meter.minute = minute
+                meter.until_ms = (minute + 1) * MINUTE_MS
+                meter.prev_count = prev_count
+        return 0
+
+    cdef int c_restore_minute(self, object key, object packed) except -1:
+        """Bring back a closed minute; they come in order. One that is not kept any more is dropped."""
+        cdef Meter meter
+        cdef int64_t index = key >> (MINUTE_BITS + 1), minute = key >> 1 & ((<int64_t>1 << MINUTE_BITS) - 1)
+        if not 0 < index < len(self.queue_list) or len(packed) != 8:
+            raise ValueError("unknown form")
+        meter = (<Queue>self.queue_list[index]).failures if key & 1 else (<Queue>self.queue_list[index]).completions
+        if not meter.minute - self.max_minutes < minute < meter.minute:
+            self.c_side("minutes", key, None)
+            return 0
+        if meter.closed is None:
+            meter.closed = deque()
+        meter.closed.append((minute, int.from_bytes(packed, "little")))
+        return 0
+
+    cdef c_check_counts(self):
+        cdef Queue q
+        for q in self.queue_list[1:]:
+            assert 0 <= q.n_events <= self.max_events
+            assert q.counted == (q in self.counted)
+            assert not q.counted or ("telemetry", q.index) in self.side
+            q.completions._check(max(1, self.max_minutes))
+            q.failures._check(max(1, self.max_minutes))
+
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
         """Note the outcome of a job for those who wait for it, once."""
         job.flags &= ~<uint32_t>F_WATCHED
@@ -423,7 +532,16 @@ cdef class Table:
         return 0
 
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1:
-        self.events.append((_EVENT_NAMES[kind], q.name, self.c_id(job), now_ms, data))
+        """Build an event. ``job`` NULL: it is of the whole queue.
+
+        ``data`` by kind: *completed* the (packed result, its notes) or None; *failed* (error,
+        terminal or None), which the job's data are added to, or (error,) without them; *stalled*
+        the number of stalls if that was one too many, else None; *progress* (number, message or
+        None); *delayed* the ms; *waiting* and *removed* the state before.
+        """
+        if kind == EV_FAILED and len(<tuple>data) == 2:
+            data = (*data, *_payload(job.data)) if job.data != NULL else (*data, None, 0)
+        self.events.append((_EVENT_NAMES[kind], q.name, "" if job == NULL else self.c_id(job), now_ms, data))
         return 0
 
     # --- for the store -------------------------------------------------------------------
@@ -447,6 +565,9 @@ cdef class Table:
             (<Queue>q).dirty = False
         self.dirty_queues = []
         self.side = {}
+        for q in self.counted:
+            (<Queue>q).counted = False
+        self.counted = []
         return 0
 
     @property

@@ -19,7 +19,7 @@ from qcore.engine.job cimport (
 from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport (
-    EV_COMPLETED, EV_FAILED, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, Table,
+    EV_COMPLETED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, EV_WAITING, Table,
 )
 from qcore.structs.skiplist cimport Key
 from qcore.structs.slab cimport slab_alloc, slab_free
@@ -114,6 +114,8 @@ cdef class Transitions(Table):
         job.state = STAGED
         q.n_staged += 1
         self.c_mark(slot, job)
+        if self.tracking and not q.counted and q.n_events < self.max_events:
+            self.c_mark_counts(q)       # with the cut that makes the job known
         if not staged:
             self.c_publish(slot, now_ms)
         return slot
@@ -125,7 +127,9 @@ cdef class Transitions(Table):
         q.n_staged -= 1
         q.total_pushed += 1
         self.c_enqueue(q, slot, job, now_ms)
-        if self.c_event(q, EV_PUSHED):
+        if q.n_events < self.max_events:
+            q.n_events += 1             # stored with the job
+        if q.event_mask & EV_PUSHED:
             self.c_emit(EV_PUSHED, q, job, now_ms, None)
         return 0
 
@@ -339,10 +343,12 @@ cdef class Transitions(Table):
         self.c_leave_active(q, slot, job, run)
         remove = remove or (job.flags & F_REMOVE_ON_COMPLETE) != 0
         q.total_completed += 1
+        self.busy_ms += now_ms - run.started_ms
+        self.c_outcome(q, q.completions, now_ms)
         if self.c_event(q, EV_COMPLETED):
             self.c_emit(EV_COMPLETED, q, job, now_ms,
                         None if result == NULL
-                        else PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size))
+                        else (PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size), result.notes))
         if job.flags & F_WATCHED:
             self.c_settle(job, "completed", result)
         if job.flags & F_TEXT_ID:
@@ -441,6 +447,7 @@ cdef class Transitions(Table):
         if not again:
             if remove or job.flags & F_REMOVE_ON_FAIL:
                 q.total_failed += 1
+                self.c_outcome(q, q.failures, now_ms)
                 job.state = FAILED
                 if job.flags & F_RARE:
                     self.c_after_failed(slot, error, now_ms)
@@ -517,6 +524,7 @@ cdef class Transitions(Table):
             run.deadline = self.expiries.c_push(now_ms + q.dlq_max_age_ms, job.seq, slot)
         job.state = FAILED
         q.total_failed += 1
+        self.c_outcome(q, q.failures, now_ms)
         if job.flags & F_WATCHED:
             self.c_settle(job, "failed", NULL)
         self.c_list_append(&q.failed, job.run, run)
@@ -551,12 +559,12 @@ cdef class Transitions(Table):
             reason, error = "stalled", stalled_error
         self.c_history(job, run, extra, reason or "stalled", error, now_ms)
         if self.c_event(q, EV_STALLED):
-            self.c_emit(EV_STALLED, q, job, now_ms, reason)
+            self.c_emit(EV_STALLED, q, job, now_ms, job.stalls if reason is not None else None)
         if reason is not None:
             if hi:
                 self.c_finalise(hi, lo, reason)
             if self.c_event(q, EV_FAILED):
-                self.c_emit(EV_FAILED, q, job, now_ms, (error, True))
+                self.c_emit(EV_FAILED, q, job, now_ms, (error,))
             return self.c_bury(q, slot, job, reason, error, now_ms)
         if hi:
             # Until somebody else gets the job, its old holder may still report the work as done.
@@ -588,6 +596,8 @@ cdef class Transitions(Table):
             self.c_leave_dead(q, self.run_at(job.run))
         elif job.state == STAGED:
             q.n_staged -= 1
+            if not q.counted:
+                self.c_mark_counts(q)       # its event was counted ahead
         return self.c_forget_done(slot, job, q)
 
     cdef void c_forget_evidence(self, Job *job) noexcept:
@@ -732,6 +742,8 @@ cdef class Transitions(Table):
         slab_free(&self.runs, job.run)
         job.run = 0
         self.c_mark(slot, job)
+        if self.c_event(q, EV_WAITING):
+            self.c_emit(EV_WAITING, q, job, now_ms, "failed")
         return self.c_enqueue(q, slot, job, now_ms)
 
     # --- control -------------------------------------------------------------------------
@@ -776,6 +788,8 @@ cdef class Transitions(Table):
         job.stalls = 0
         job.run_ms = now_ms
         self.c_mark(slot, job)
+        if self.c_event(q, EV_WAITING):
+            self.c_emit(EV_WAITING, q, job, now_ms, "completed")
         return self.c_enqueue(q, slot, job, now_ms)
 
     cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1:
@@ -814,11 +828,14 @@ cdef class Transitions(Table):
     cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms) except -1:
         """Note how far an active job has come; a sign of life as well. ``message`` None keeps the last one."""
         cdef Job *job = self.job_at(slot)
+        cdef Queue q = self.c_queue_of(job)
         cdef dict extra = self.c_extra(job)
         extra["progress"] = progress
         if message is not None:
             extra["progressMessage"] = message
         self.run_at(job.run).heartbeat_ms = now_ms
+        if self.c_event(q, EV_PROGRESS):
+            self.c_emit(EV_PROGRESS, q, job, now_ms, (progress, extra.get("progressMessage")))
         return self.c_mark(slot, job)
 
     cdef Py_ssize_t c_drain(self, Queue q) except -1:
@@ -867,6 +884,7 @@ cdef class Transitions(Table):
                     job = self.job_at(slot)
                     if job.state == STAGED and job.queue == q.index and job.seq <= q.floor_seq:
                         q.floor_seq = job.seq - 1
+        self.c_clear_counts(q)
         q.paused = False
         q.dlq_settings.clear()
         q.stall_settings.clear()

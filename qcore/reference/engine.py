@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qcore.errors import LeaseError, NotFoundError, StateError
+from qcore.reference.counting import Journal, Outcomes
 
 LATE_ANSWERS = 10_000
 _TOKEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -84,6 +85,9 @@ class Queue:
     pulled: int = 0
     completed: int = 0
     failed: int = 0
+    journal: Journal = field(default_factory=lambda: Journal(10_000))
+    completions: Outcomes = field(default_factory=Outcomes)
+    failures: Outcomes = field(default_factory=Outcomes)
 
 
 @dataclass
@@ -119,6 +123,8 @@ class Engine:
         self,
         *,
         max_completed: int = 50_000,
+        max_events: int = 10_000,
+        max_minutes: int = 20_160,
         retry_wait_ms: Callable[[str], int] = lambda job_id: 0,
     ) -> None:
         self.jobs: dict[str, Job] = {}
@@ -126,6 +132,8 @@ class Engine:
         self.events: list[Event] = []
         self.retry_wait_ms = retry_wait_ms
         self._max_completed = max_completed
+        self._max_events = max_events
+        self._max_minutes = max_minutes
         self._evidence: dict[str, None] = {}  # completed ids, oldest first, also of removed jobs
         self._finals: dict[str, None] = {}
         self._seq = 0
@@ -186,11 +194,26 @@ class Engine:
     # --- adding --------------------------------------------------------------------------
 
     def _queue(self, name: str) -> Queue:
-        return self.queues.setdefault(name, Queue())
+        return self.queues.setdefault(name, Queue(journal=Journal(self._max_events)))
 
     def _emit(self, kind: str, job: Job, now_ms: int, data: object = None) -> None:
-        if self._queue(job.queue).listening:
-            self.events.append((kind, job.queue, job.id, now_ms, data))
+        self._tell(kind, job.queue, job.id, now_ms, data)
+
+    def _tell(self, kind: str, queue: str, job_id: str, now_ms: int, data: object) -> None:
+        self._queue(queue).journal.count()
+        if self._queue(queue).listening:
+            self.events.append((kind, queue, job_id, now_ms, data))
+
+    def trim_events(self, queue: str, max_length: int) -> int:
+        return self.queues[queue].journal.trim(max_length) if queue in self.queues else 0
+
+    def metrics(
+        self, queue: str, kind: str, *, start: int = 0, end: int = -1
+    ) -> tuple[tuple[int, int, int], list[int], int]:
+        q = self.queues.get(queue, Queue())
+        outcomes = q.completions if kind == "completed" else q.failures
+        newest = outcomes.minutes[max(outcomes.minutes)] if outcomes.minutes else 0
+        return (outcomes.total, outcomes.prev_ms, newest), *outcomes.page(start, end)
 
     def push(
         self,
@@ -329,7 +352,8 @@ class Engine:
         job = self.jobs[job_id]
         job.delivery = job.last_token = None
         self._queue(job.queue).completed += 1
-        self._emit("completed", job, now_ms, result)
+        self._queue(job.queue).completions.count(now_ms, self._max_minutes)
+        self._emit("completed", job, now_ms, None if result is None else (result, 0))
         if remove or job.remove_on_complete:
             del self.jobs[job_id]
         else:
@@ -367,7 +391,7 @@ class Engine:
         self._leave_active(job)
         job.attempts += 1
         final = final or job.attempts >= job.max_attempts
-        self._emit("failed", job, now_ms, (error, final))
+        self._emit("failed", job, now_ms, (error, final, job.data, 0))
         if not final:
             job.run_ms = now_ms + self.retry_wait_ms(job.id)
             self._enqueue(job, now_ms)
@@ -375,6 +399,7 @@ class Engine:
             return
         if remove or job.remove_on_fail:
             self._queue(job.queue).failed += 1
+            self._queue(job.queue).failures.count(now_ms, self._max_minutes)
             del self.jobs[job.id]
         else:
             self._bury(job, now_ms)
@@ -382,6 +407,7 @@ class Engine:
     def _bury(self, job: Job, now_ms: int) -> None:
         q = self._queue(job.queue)
         q.failed += 1
+        q.failures.count(now_ms, self._max_minutes)
         job.state = "failed"
         job.expires_ms = None if q.dead_max_age_ms is None else now_ms + q.dead_max_age_ms
         self._end(job, now_ms)
@@ -405,13 +431,13 @@ class Engine:
             reason, error = "max_attempts_exceeded", dead
         elif most and job.stalls >= most:
             reason, error = "stalled", stalled
-        self._emit("stalled", job, now_ms, reason)
+        self._emit("stalled", job, now_ms, None if reason is None else job.stalls)
         if reason is None:
             job.last_token = token
             self._return(job)
             return
         self._finalise(token)
-        self._emit("failed", job, now_ms, (error, True))
+        self._emit("failed", job, now_ms, (error,))
         self._bury(job, now_ms)
 
     def _return(self, job: Job) -> None:
@@ -446,10 +472,11 @@ class Engine:
         job = self.jobs.get(job_id)
         return job if job is not None and job.queue == queue and job.state == state else None
 
-    def cancel(self, job_id: str) -> bool:
+    def cancel(self, job_id: str, now_ms: int) -> bool:
         job = self.jobs.get(job_id)
         if job is None or job.state not in ("ready", "delayed"):
             return False
+        self._emit("removed", job, now_ms, "waiting" if job.state == "ready" else "delayed")
         del self.jobs[job_id]
         return True
 
@@ -480,6 +507,8 @@ class Engine:
             q = self.queues[queue]
             q.paused, q.max_stalls = False, 3
             q.dead_max_entries, q.dead_max_age_ms = 10_000, 604_800_000
+            q.journal = Journal(self._max_events)
+            q.completions, q.failures = Outcomes(), Outcomes()
 
     def _listed_as(self, job: Job) -> str:
         if job.state == "ready" and self._queue(job.queue).paused:
@@ -547,6 +576,7 @@ class Engine:
         job = self._active(job_id)
         said = job.progress[1] if message is None else message
         job.progress = (max(0, min(100, progress)), said)
+        self._emit("progress", job, now_ms, job.progress)
 
     def progress(self, job_id: str) -> tuple[float, str | None]:
         return self._active(job_id).progress
@@ -583,7 +613,7 @@ class Engine:
         for job in chosen:
             self._evidence.pop(job.id, None)
             job.result, job.progress = None, (0, None)
-            self._start_over(job, now_ms)
+            self._start_over(job, now_ms, "completed")
         return len(chosen)
 
     def retry_dead(self, queue: str, now_ms: int, *, job_id: str | None = None, count: int = -1) -> int:
@@ -592,10 +622,11 @@ class Engine:
             chosen, count = [one for one in chosen if one == job_id], -1
         chosen = chosen if count < 0 else chosen[:count]
         for one in chosen:
-            self._start_over(self.jobs[one], now_ms)
+            self._start_over(self.jobs[one], now_ms, "failed")
         return len(chosen)
 
-    def _start_over(self, job: Job, now_ms: int) -> None:
+    def _start_over(self, job: Job, now_ms: int, before: str) -> None:
+        self._emit("waiting", job, now_ms, before)
         job.attempts = job.stalls = 0
         job.expires_ms = None
         job.run_ms = now_ms
@@ -664,8 +695,9 @@ class Engine:
                 n += 1
         return n
 
-    def pause(self, queue: str, paused: bool = True) -> None:
+    def pause(self, queue: str, paused: bool = True, *, now_ms: int = 0) -> None:
         self._queue(queue).paused = paused
+        self._tell("paused" if paused else "resumed", queue, "", now_ms, None)
 
     def listen(self, queue: str) -> None:
         self._queue(queue).listening = True
@@ -727,6 +759,9 @@ class Engine:
                 max_stalls=q.max_stalls,
                 dead_max_entries=q.dead_max_entries,
                 dead_max_age_ms=q.dead_max_age_ms,
+                journal=q.journal,
+                completions=q.completions,
+                failures=q.failures,
             )
             for name, q in saved.queues.items()
         }

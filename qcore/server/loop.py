@@ -46,7 +46,14 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.broker = open_broker(options.data, mode="server", adds=options.adds, changes=options.changes)
+        self.broker = open_broker(
+            options.data,
+            mode="server",
+            adds=options.adds,
+            changes=options.changes,
+            max_events=options.max_queue_events,
+            max_minutes=options.max_metric_minutes,
+        )
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()

@@ -32,6 +32,8 @@ class Options:
     rate_window_ms: int = 60_000
     partial_frame_ms: int = 60_000
     max_write_queue_bytes: int = 67_108_864
+    max_queue_events: int = 10_000
+    max_metric_minutes: int = 20_160
     shutdown_timeout_ms: int = 30_000
     log_level: str = "info"
     watch_stdin: bool = False
@@ -91,6 +93,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         rate_window_ms=_number(None, None, "RATE_LIMIT_WINDOW_MS", env, 60_000, 1, 86_400_000),
         partial_frame_ms=_number(None, None, "TCP_IDLE_TIMEOUT_MS", env, 60_000, 0, 86_400_000),
         max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
+        max_queue_events=_number(None, None, "BUNQUEUE_MAX_QUEUE_EVENTS", env, 10_000, 0, 2**31),
+        max_metric_minutes=_number(None, None, "BUNQUEUE_MAX_METRIC_MINUTES", env, 20_160, 0, 2**31),
         shutdown_timeout_ms=_number(
             "--shutdown-timeout-ms", a.shutdown_timeout_ms, "SHUTDOWN_TIMEOUT_MS", env, 30_000, 0, 86_400_000
         ),

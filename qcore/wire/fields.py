@@ -46,6 +46,25 @@ MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_GROUP_PRIORITY: Final = 2_097_151
 #: A setting of a queue beyond this says the same.
 MAX_SETTING: Final = 2**32 - 1
+#: Names of events, in the order in which a job meets them.
+EVENT_TYPES: Final = (
+    "pushed",
+    "duplicated",
+    "pulled",
+    "progress",
+    "completed",
+    "failed",
+    "retried",
+    "stalled",
+    "delayed",
+    "waiting",
+    "waiting-children",
+    "removed",
+    "drained",
+    "paused",
+    "resumed",
+)
+MAX_EVENT_TYPES: Final = 32
 _INT64_END: Final = 2.0**63
 
 
@@ -70,6 +89,7 @@ Kind = Literal[
     "data",  # any value, of bounded size
     "dead_config",  # settings of dead letters, what is not of its type left out
     "dedup",  # {ttl, extend, replace}
+    "event_types",  # a list of 1 to 32 names of events
     "duration",  # ms, or a text of digits; clamped
     "filter",  # selection of dead letters
     "flag",  # true or false
@@ -80,6 +100,7 @@ Kind = Literal[
     "id",  # a text that is not empty
     "ids",  # a list of such
     "int",
+    "length",  # a whole number of things, 0 or more
     "list",
     "name",  # a job name
     "number",
@@ -598,6 +619,29 @@ def _settings(flag: str, least: Mapping[str, int], open_ended: str = "") -> Call
     return factory
 
 
+def _event_types(field: Field) -> Check:
+    def check(value: object) -> list[str]:
+        if not isinstance(value, list) or not 1 <= len(value) <= MAX_EVENT_TYPES:
+            raise Refused(f"{field.name} must be an array of 1 to {MAX_EVENT_TYPES} event names")
+        for item in value:
+            if item not in EVENT_TYPES:
+                raise Refused(f"{field.name} must hold only names of events: {', '.join(EVENT_TYPES)}")
+        return value
+
+    return check
+
+
+def _length(field: Field) -> Check:
+    def check(value: object) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not 0 <= value <= MAX_SAFE_INTEGER:
+            raise Refused(f"{field.name} must be a non-negative safe integer")
+        return value
+
+    return check
+
+
 _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "any": _any,
     "backoff": _backoff,
@@ -606,6 +650,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
         "autoRetry", {"autoRetryInterval": 0, "maxAutoRetries": 0, "maxAge": 0, "maxEntries": 1}, "maxAge"
     ),
     "dedup": _dedup,
+    "event_types": _event_types,
     "duration": lambda field: _number_check(field, numeric_text=True, duration=True),
     "filter": _filter,
     "flag": _boolean,
@@ -616,6 +661,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "id": _id,
     "ids": _ids,
     "int": lambda field: _number_check(field, numeric_text=False, whole=True),
+    "length": _length,
     "list": _list,
     "name": _name,
     "number": lambda field: _number_check(field, numeric_text=False),

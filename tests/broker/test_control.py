@@ -379,7 +379,7 @@ def test_a_durable_add_on_its_way_is_beyond_the_reach_of_control(clock: ManualCl
     other.session.feed(frame({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "a", "durable": True}))
     assert broker.engine.remove("a") is False
     assert talk.refused("Cancel", id="b") == "Job not found or cannot be cancelled"
-    assert broker.engine.cancel("a") is False
+    assert broker.engine.cancel("a", broker.wall_ms) is False
     broker.engine.obliterate("q")
     assert broker.engine.drain("q") == 0
     broker.engine._check()

@@ -29,6 +29,8 @@ from qcore.store.memory import MemoryStore
 QUEUES = ("a", "b")
 CUSTOM_IDS = ("one", "two", "00000000-0000-7000-8000-000000000001")
 LISTED = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "paused")
+MAX_EVENTS = 12  # of a journal
+MAX_MINUTES = 4
 ALL_EVENTS = sum(EVENT_BITS.values())
 BACKOFFS: dict[bytes, tuple[int, dict[str, object]]] = {  # told apart by the payload
     b"\x00": (1000, {}),
@@ -71,8 +73,9 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(seed=st.binary(min_size=16, max_size=16))
     def start(self, seed: bytes) -> None:
         self.clock = ManualClock()
-        self.engine = Engine(seed, tracking=self.tracking, max_completed=self.max_completed)
-        self.twin = Twin(max_completed=self.max_completed, retry_wait_ms=self.retry_wait_ms)
+        bounds = {"max_completed": self.max_completed, "max_events": MAX_EVENTS, "max_minutes": MAX_MINUTES}
+        self.engine = Engine(seed, tracking=self.tracking, **bounds)
+        self.twin = Twin(retry_wait_ms=self.retry_wait_ms, **bounds)
         self.ids: list[str] = list(CUSTOM_IDS)
         self.tokens: list[str | None] = [None, "", "no token", FOREIGN_TOKEN]
         self.deliveries: list[tuple[str, str | None]] = []
@@ -211,7 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
             job_id, self.ms, self.ns, **how
         )
 
-    @rule(ms=st.sampled_from([0, 1, 19, 20, 30, 200, 1000]), handle=st.booleans())
+    @rule(ms=st.sampled_from([0, 1, 19, 20, 30, 200, 1000, 60_000]), handle=st.booleans())
     def advance(self, ms: int, handle: bool) -> None:
         self.clock.advance(ms)
         if handle:
@@ -219,14 +222,23 @@ class EngineMachine(RuleBasedStateMachine):
                 pass
             self.twin.advance(self.ms, self.ns)
 
+    @rule(queue=queues, length=st.sampled_from([0, 1, 5, MAX_EVENTS]))
+    def trim_events(self, queue: str, length: int) -> None:
+        self.same("trim_events", queue, length)
+
+    @rule(queue=queues, start=st.integers(-3, 2), end=st.integers(-3, 2))
+    def metrics(self, queue: str, start: int, end: int) -> None:
+        for kind in ("completed", "failed"):
+            self.same("metrics", queue, kind, start=start, end=end)
+
     @rule(ms=st.sampled_from([-120_000, -100, 100, 120_000]))
     def step_wall_clock(self, ms: int) -> None:
         self.clock.set_wall(self.ms + ms)
 
     @rule(queue=queues, paused=st.booleans())
     def pause(self, queue: str, paused: bool) -> None:
-        self.engine.pause(queue, paused)
-        self.twin.pause(queue, paused)
+        self.engine.pause(queue, paused, now_ms=self.ms)
+        self.twin.pause(queue, paused, now_ms=self.ms)
 
     # --- control -------------------------------------------------------------------------
 
@@ -237,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.same("cancel", self.some_job(data))
+        self.same("cancel", self.some_job(data), self.ms)
 
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
@@ -374,6 +386,10 @@ class EngineMachine(RuleBasedStateMachine):
                     assert engine.progress(job_id) == twin.progress(job_id)
         for queue in QUEUES:
             assert [entry[0] for entry in engine.dead_letters(queue)] == twin.failed(queue)
+            if queue in twin.queues:
+                assert engine.queue(queue).n_events == twin.queues[queue].journal.n
+            for kind in ("completed", "failed"):
+                assert engine.metrics(queue, kind) == twin.metrics(queue, kind)
             assert engine.counts_by_priority(queue) == twin.counts_by_priority(queue)
         assert engine.next_due(self.ms, self.ns) == twin.next_due(self.ms, self.ns)
 
@@ -456,9 +472,16 @@ class StoredEngineMachine(EngineMachine):
         if reboot:  # the monotonic clock begins anew; only the wall clock goes on
             self.clock = ManualClock(self.ms, 5)
         self.store = self.store.reopened()
-        self.engine = Engine(seed, tracking=True, max_completed=self.max_completed)
+        self.engine = Engine(
+            seed,
+            tracking=True,
+            max_completed=self.max_completed,
+            max_events=MAX_EVENTS,
+            max_minutes=MAX_MINUTES,
+        )
         snapshot = self.store.load()
         rows.restore_names(self.engine, snapshot.names, snapshot.queues)
+        assert rows.restore_counts(self.engine, snapshot.side["telemetry"], snapshot.side["minutes"]) == 0
         for row in snapshot.jobs:
             rows.restore(self.engine, row, self.ms, self.ns)
         rows.settle_active(self.engine, keep_leases, charge, self.ms)

@@ -64,12 +64,12 @@ def reopened(engine: Engine, store: MemoryStore, *, archive: bool = False, max_c
 
 def test_only_queued_jobs_can_be_cancelled(engine: Engine) -> None:
     one_of_each(engine)
-    assert [job_id for job_id in states(engine) if engine.cancel(job_id)] == [
+    assert [job_id for job_id in states(engine) if engine.cancel(job_id, NOW)] == [
         "waiting",
         "prioritized",
         "delayed",
     ]
-    assert not engine.cancel("waiting")
+    assert not engine.cancel("waiting", NOW)
     engine._check()
 
 
@@ -410,7 +410,7 @@ def test_a_job_with_changed_data_that_goes_leaves_no_row() -> None:
     engine.push("q", b"\x01", NOW, job_id="a")
     store.commit(rows.take_rows(engine, NOW, 0))
     engine.update("a", b"\x02")
-    engine.cancel("a")
+    engine.cancel("a", NOW)
     assert len(reopened(engine, store)) == 0
 
 

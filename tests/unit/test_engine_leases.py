@@ -159,12 +159,12 @@ def test_lost_leases_are_charged_up_to_each_bound() -> None:
     said = [(kind, job_id, data) for kind, _, job_id, _, data in engine.take_events()]
     assert [entry for entry in said if entry[1] == tried] == [
         ("stalled", tried, None),
-        ("stalled", tried, "max_attempts_exceeded"),
-        ("failed", tried, ("Lock expired at max attempts (2)", True)),
+        ("stalled", tried, 2),
+        ("failed", tried, ("Lock expired at max attempts (2)",)),
     ]
     assert said[-2:] == [
-        ("stalled", stalled, "stalled"),
-        ("failed", stalled, ("Lock expired after 0 renewals", True)),
+        ("stalled", stalled, 3),
+        ("failed", stalled, ("Lock expired after 0 renewals",)),
     ]
 
 

@@ -11,7 +11,17 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qcore.broker.handlers import adding, connection, deadletters, delivery, jobs, queues, totals, workers
+from qcore.broker.handlers import (
+    adding,
+    connection,
+    deadletters,
+    delivery,
+    events,
+    jobs,
+    queues,
+    totals,
+    workers,
+)
 from qcore.broker.handlers.answer import EXTENSIONS, Answer, Handler, Reply
 from qcore.errors import CommandError, ProtocolError, QError
 from qcore.wire import commands
@@ -32,6 +42,7 @@ HANDLERS: Mapping[str, Handler] = {
     **queues.HANDLERS,
     **deadletters.HANDLERS,
     **workers.HANDLERS,
+    **events.HANDLERS,
     **totals.HANDLERS,
 }
 

@@ -44,7 +44,8 @@ def _move_to_wait(answer: Answer, fields: Fields) -> Reply:
 
 
 def _cancel(answer: Answer, fields: Fields) -> Reply:
-    if not answer.session.broker.engine.cancel(fields["id"]):
+    broker = answer.session.broker
+    if not broker.engine.cancel(fields["id"], broker.wall_ms):
         raise CommandError("Job not found or cannot be cancelled")
     return {}
 

@@ -44,12 +44,14 @@ def _get_stall_config(answer: Answer, fields: Fields) -> Reply:
 
 
 def _pause(answer: Answer, fields: Fields) -> Reply:
-    answer.session.broker.engine.pause(fields["queue"], True)
+    broker = answer.session.broker
+    broker.engine.pause(fields["queue"], True, now_ms=broker.wall_ms)
     return {}
 
 
 def _resume(answer: Answer, fields: Fields) -> Reply:
-    answer.session.broker.engine.pause(fields["queue"], False)
+    broker = answer.session.broker
+    broker.engine.pause(fields["queue"], False, now_ms=broker.wall_ms)
     return {}
 
 

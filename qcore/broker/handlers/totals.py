@@ -53,10 +53,18 @@ def _metrics(answer: Answer, fields: Fields) -> Reply:
     if "queue" in fields or "type" in fields:
         if "queue" not in fields:
             raise CommandError("Metrics queue is required")
-        commands.queue_name(fields["queue"])
+        queue = commands.queue_name(fields["queue"])
         if fields.get("type") not in ("completed", "failed"):
             raise CommandError("Metrics type must be 'completed' or 'failed'")
-        raise CommandError("metrics of one queue are not supported by this server yet")
+        most = 1 << 62
+        (count, prev_ms, prev_count), data, n = answer.session.broker.engine.metrics(
+            queue,
+            fields["type"],
+            start=max(-most, min(fields["start"], most)),
+            end=max(-most, min(fields["end"], most)),
+        )
+        meta = {"count": count, "prevTS": prev_ms, "prevCount": prev_count}
+        return {"data": {"meta": meta, "data": data, "count": n}}
     broker = answer.session.broker
     totals = broker.engine.totals(broker.wall_ms)
     return {

@@ -12,16 +12,17 @@ COMMANDS: Final = (
     Command(
         "Metrics",
         (
-            Field("queue", "text", help="not served yet: totals only"),
-            Field("type", "text", help="likewise"),
+            Field("queue", "text", help="outcomes of this queue by minute; absent: totals of all"),
+            Field("type", "text", help="completed or failed; only with a queue"),
+            Field("start", "int", 0, help="first minute of the page, 0 the newest"),
+            Field("end", "int", -1, help="its last, -1 the oldest"),
         ),
-        ("metrics",),
+        ("metrics", "data.meta", "data.data", "data.count"),
         (
             "Metrics queue is required",
             "Metrics type must be 'completed' or 'failed'",
-            "metrics of one queue are not supported by this server yet",
         ),
-        "Read totals since the start of the server.",
+        "Read totals since the start of the server, or what ended in a queue by minute.",
     ),
     Command("CompactMemory", (), (), (), "Give back memory that is not needed."),
     Command(
