@@ -121,12 +121,12 @@ cdef class Transitions(Table):
         return slot
 
     cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1:
-        """Make a staged job claimable and known."""
+        """Make a staged job claimable and known. One that was ready when it was added is ready now."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         q.n_staged -= 1
         q.total_pushed += 1
-        self.c_enqueue(q, slot, job, now_ms)
+        self.c_enqueue(q, slot, job, max(now_ms, job.run_ms) if job.first_state == READY else now_ms)
         if q.n_events < self.max_events:
             q.n_events += 1             # stored with the job
         if q.event_mask & EV_PUSHED:

@@ -605,7 +605,7 @@ class Engine:
         count: int = -1,
         until_ms: int | None = None,
     ) -> int:
-        done = sorted(self._of(queue, "completed"), key=lambda job: job.ended[1])
+        done = sorted(self._of(queue, "completed"), key=lambda job: job.ended)
         if job_id is not None:
             done, count = [job for job in done if job.id == job_id], -1
         chosen = [job for job in done if until_ms is None or job.ended[0] <= until_ms]

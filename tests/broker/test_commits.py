@@ -117,6 +117,19 @@ def test_a_durable_add_is_known_to_nobody_before_its_commit(broker: Broker, talk
     broker.engine._check()
 
 
+def test_a_durable_add_is_ready_although_the_wall_clock_was_set_back_during_its_commit(
+    broker: Broker, talk: Talk, clock: ManualClock
+) -> None:
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "a", "durable": True})
+    _, cut = broker.pump()
+    assert cut is not None
+    clock.set_wall(clock.now_ms() - 60_000)
+    commit(broker, cut)
+    assert [reply["ok"] for reply in talk.replies()] == [True]
+    assert talk.good("GetState", id="a")["state"] == "waiting"  # as its row says
+    assert talk.good("PULL", queue="q")["job"]["id"] == "a"
+
+
 def test_a_durable_add_whose_commit_fails_leaves_no_trace(
     broker: Broker, talk: Talk, store: MemoryStore, clock: ManualClock
 ) -> None:

@@ -22,6 +22,13 @@ LAYERS: dict[str, set[str]] = {
     "qcore.engine": {"qcore.structs", "qcore.errors", "qcore.limits"},
     "qcore.store": {"qcore.errors", "qcore.limits"},
     "qcore.broker": {"qcore.engine", "qcore.structs", "qcore.store", "qcore.wire", *BASE, "qcore"},
+    "qcore.simulate": {
+        "qcore.broker",
+        "qcore.engine",
+        "qcore.reference",
+        "qcore.store",
+        *BASE,
+    },
     "qcore.server": {"qcore"},
     "qclient": {"qcore.broker", "qcore.server", "qcore.wire", *BASE, "qcore"},
 }

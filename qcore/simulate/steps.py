@@ -1,0 +1,401 @@
+"""Steps drawn at random: what clients, clocks, disks and power do.
+
+The generator looks at the model to hit jobs that are worth it, but a step holds
+nothing but plain data: a history is the list of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from qcore.simulate.model import Model
+from qcore.simulate.world import Step, World
+
+QUEUES = ("a", "b", "c")
+PRIORITIES = (0, 0, 0, 1, 5, -2, 2.5)
+LEASES_MS = (20, 200, 1000, 30_000)
+WALL_JUMPS_MS = (-3_600_000, -60_000, -700, -1, 1, 700, 60_000, 3_600_000)
+LEVELS = ("buffered", "committed", "synced")
+MOST_JOBS = 60
+
+Request = dict[str, Any]
+
+
+class Generator:
+    """An endless history from one source of chance."""
+
+    def __init__(self, rng: random.Random, world: World) -> None:
+        self._rng = rng
+        self._world = world
+        self._u = 0
+        self._tags: list[str] = []
+        self._customs = [f"c{n}" for n in range(12)]
+        self._kinds: list[tuple[Callable[[], Step], int]] = [
+            (self._feed, 100),
+            (self._time, 30),
+            (self._close, 3),
+            (self._disk, 3),
+            (self._sync, 1),
+            (self._end, 1),
+        ]
+        self._requests: list[tuple[Callable[[], Request], int]] = [
+            (self._push, 16),
+            (self._pushb, 6),
+            (self._pull, 26),
+            (self._finish, 22),
+            (self._ackb, 5),
+            (self._renew, 6),
+            (self._control_job, 10),
+            (self._control_queue, 5),
+            (self._ask_job, 5),
+            (self._ask_queue, 4),
+        ]
+
+    @property
+    def _model(self) -> Model:
+        return self._world.model
+
+    def next(self) -> Step:
+        """The next step; the first one boots."""
+        self._u += 1
+        if self._u == 1:
+            return {"do": "boot", "u": 0, "config": self._config()}
+        step: Step = self._choice(self._kinds)()
+        step["u"] = self._u
+        return step
+
+    def _choice(self, weighted: list[tuple[Any, int]]) -> Any:
+        return self._rng.choices([one for one, _ in weighted], [weight for _, weight in weighted])[0]
+
+    def _chance(self, p: float) -> bool:
+        return self._rng.random() < p
+
+    def _config(self) -> dict[str, Any]:
+        rng = self._rng
+        return {
+            "mode": rng.choice(("embedded", "server")),
+            "adds": rng.choice(LEVELS),
+            "changes": rng.choice(LEVELS),
+            "takes_packed": self._chance(0.5),
+            "flush_ms": rng.choice((0, 10, 500)),
+        }
+
+    # --- surroundings ---------------------------------------------------------------------------
+
+    def _time(self) -> Step:
+        rng = self._rng
+        step: Step = {"do": "time", "ms": rng.choice((0, 1, 5, 20, 100, 300, 2000))}
+        if self._chance(0.4):
+            step.update(due=True, ms=rng.choice((-1, 0, 0, 1)))
+        if self._chance(0.06):
+            step["wall_ms"] = rng.choice(WALL_JUMPS_MS)
+        if self._chance(0.01):
+            step.update(ms=rng.choice((60_000, 3_600_000, 8 * 86_400_000)))
+        if self._chance(0.3):
+            step["turn"] = False
+        return step
+
+    def _close(self) -> Step:
+        return {"do": "close", "s": self._rng.randrange(6)}
+
+    def _disk(self) -> Step:
+        rng = self._rng
+        fault = rng.choice((None, None, None, "full", "io", "locked", "unknown"))
+        return {"do": "disk", "fault": fault, "lag": rng.choice((0, 0, 0, 1, 2, 5))}
+
+    def _sync(self) -> Step:
+        return {"do": "sync"}
+
+    def _end(self) -> Step:
+        rng = self._rng
+        step: Step = {
+            "do": "crash" if self._chance(0.8) else "restart",
+            "mode": rng.choice(("embedded", "server")),
+            "away_ms": rng.choice((0, 0, 10, 500, 40_000)),
+            "wall_ms": rng.choice((0, 0, 0, *WALL_JUMPS_MS)),
+            "reboot": self._chance(0.5),
+        }
+        if step["do"] == "crash":
+            step["power"] = self._chance(0.4)
+            step["loss"] = rng.choice((0, 0.3, 0.7, 1))
+            step["commit"] = rng.choice(("none", "torn", "written"))
+        return step
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _feed(self) -> Step:
+        rng = self._rng
+        requests = [self._request() for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))]
+        if any(request["cmd"] == "FAIL" for request in requests):
+            # A drawn wait is looked up after the request, so nothing may follow in the same bytes.
+            requests = [request for request in requests if request["cmd"] == "FAIL"][:1]
+        cuts = [round(rng.random(), 3) for _ in range(rng.choice((0, 0, 0, 1, 3)))]
+        step: Step = {"do": "feed", "s": rng.randrange(6), "r": requests, "cut": cuts}
+        if self._chance(0.2):
+            step["turn"] = False
+        self._tags += [
+            f"{self._u}.{index}.{member}"
+            for index, request in enumerate(requests)
+            for member in range(len(request.get("jobs", "1")) if request["cmd"] in ("PUSH", "PUSHB") else 0)
+        ]
+        del self._tags[:-300]
+        return step
+
+    def _request(self) -> Request:
+        plain = self._model.plain
+        ended = sum(job.state in ("completed", "failed") for job in plain.jobs.values())
+        if ended > MOST_JOBS // 2:
+            return self._tidy()
+        make = self._choice(self._requests)
+        if make in (self._push, self._pushb) and len(plain.jobs) - ended > MOST_JOBS // 2:
+            make = self._pull
+        request: Request = make()
+        return request
+
+    def _tidy(self) -> Request:
+        queue = self._rng.choice(QUEUES)
+        return self._rng.choice(
+            (
+                {"cmd": "Clean", "queue": queue, "state": "completed"},
+                {"cmd": "Clean", "queue": queue, "state": "failed"},
+                {"cmd": "PurgeDlq", "queue": queue},
+            )
+        )
+
+    def _queue(self) -> str:
+        return self._rng.choice(QUEUES)
+
+    def _job(self, *states: str) -> str:
+        """A reference to a job, mostly to one in one of these states."""
+        rng = self._rng
+        if not self._chance(0.1):
+            model = self._model
+            jobs = [job for job in model.plain.jobs.values() if not states or job.state in states]
+            if jobs:
+                return f"@{model.about[rng.choice(jobs).seq].tag}"
+        if self._chance(0.3):
+            return rng.choice(self._customs)
+        return f"@{rng.choice(self._tags)}" if self._tags else "nobody"
+
+    def _token(self) -> int | None:
+        return self._rng.choice((-1, -1, -1, -1, -1, -1, -2, 0, None))
+
+    def _holder(self, reference: str) -> int | None:
+        """The token that a careful holder of this job presents, or another one."""
+        job = self._model.plain.jobs.get(self._model.tags.get(reference[1:], reference))
+        if job is not None and job.delivery is not None and job.delivery.token is None:
+            return self._rng.choice((None, None, None, -1))
+        return self._token()
+
+    def _options(self) -> Request:
+        rng = self._rng
+        options: Request = {
+            "name": "n",
+            "data": rng.choice((self._u, f"{self._u}", [self._u, None], {"n": 1})),
+        }
+        plain = self._chance(0.5)
+        for name, p, values in (
+            ("priority", 0.4, PRIORITIES),
+            ("delay", 0.3, (0, 1, 30, 500, 5000)),
+            ("lifo", 0.15, (True,)),
+            ("maxAttempts", 0.3, (1, 2, 5)),
+            ("removeOnComplete", 0.3, (True, False)),
+            ("removeOnFail", 0.15, (True,)),
+            ("durable", 0.2, (True,)),
+            ("timestamp", 0.05, (0, 1_600_000_000_000, self._model.now_ms + 50)),
+        ):
+            if self._chance(p):
+                options[name] = rng.choice(values)
+        if plain:
+            return options  # the compiled path takes these
+        if self._chance(0.15):
+            options["ttl"] = rng.choice((0, 50, 1000))
+        if self._chance(0.3):
+            options["timeout"] = rng.choice((10, 300))
+        options["backoff"] = rng.choice(
+            (
+                0,
+                {"type": "fixed", "delay": 50, "jitter": 0},
+                {"type": "exponential", "delay": 20, "jitter": 0},
+            )
+        )
+        return options
+
+    def _push(self) -> Request:
+        request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
+        if self._chance(0.3):
+            request["jobId"] = self._rng.choice(self._customs)
+        return request
+
+    def _pushb(self) -> Request:
+        jobs = [self._options() for _ in range(self._rng.choice((0, 1, 2, 3, 5)))]
+        for options in jobs:
+            if self._chance(0.2):
+                options["customId"] = self._rng.choice(self._customs)
+        return {"cmd": "PUSHB", "queue": self._queue(), "jobs": jobs}
+
+    def _pull(self) -> Request:
+        rng = self._rng
+        request: Request = {"cmd": "PULL", "queue": self._queue()}
+        if self._chance(0.4):
+            request.update(cmd="PULLB", count=rng.choice((1, 2, 5)))
+        if self._chance(0.8):
+            request.update(owner="w", lockTtl=rng.choice(LEASES_MS))
+        elif self._chance(0.2):
+            request["detach"] = True
+        if self._chance(0.5):
+            request["timeout"] = rng.choice((5, 100, 3000))
+        return request
+
+    def _finish(self) -> Request:
+        rng = self._rng
+        job = self._job("active")
+        request: Request = {"cmd": rng.choice(("ACK", "ACK", "FAIL")), "id": job}
+        if (token := self._holder(job)) is not None:
+            request["token"] = token
+        if request["cmd"] == "ACK":
+            if self._chance(0.4):
+                request["result"] = rng.choice((None, self._u, "done"))
+            if self._chance(0.1):
+                request["removeOnComplete"] = True
+        else:
+            request["error"] = "no"
+            if self._chance(0.1):
+                request["unrecoverable"] = True
+            if self._chance(0.1):
+                request["removeOnFail"] = True
+        return request
+
+    def _ackb(self) -> Request:
+        ids = [self._job("active") for _ in range(self._rng.choice((1, 2, 4)))]
+        request: Request = {"cmd": "ACKB", "ids": ids}
+        if self._chance(0.9):
+            request["tokens"] = [self._holder(job) for job in ids]
+        if self._chance(0.3):
+            request["results"] = [self._u for _ in ids]
+        return request
+
+    def _renew(self) -> Request:
+        rng = self._rng
+        cmd = rng.choice(("JobHeartbeat", "JobHeartbeatB", "ExtendLock"))
+        if cmd == "JobHeartbeatB":
+            ids = [self._job("active") for _ in range(2)]
+            return {"cmd": cmd, "ids": ids, "tokens": [self._holder(job) for job in ids]}
+        job = self._job("active")
+        request: Request = {"cmd": cmd, "id": job}
+        if cmd == "ExtendLock" or self._chance(0.5):
+            request["duration"] = rng.choice(LEASES_MS)
+        if (token := self._holder(job)) is not None:
+            request["token"] = token
+        return request
+
+    def _control_job(self) -> Request:
+        rng = self._rng
+        cmd = rng.choice(
+            (
+                "Promote",
+                "ChangeDelay",
+                "MoveToDelayed",
+                "MoveToWait",
+                "Cancel",
+                "Discard",
+                "ChangePriority",
+                "Update",
+                "Progress",
+                "AddLog",
+                "ClearLogs",
+            )
+        )
+        if cmd in ("Promote", "Cancel", "ChangePriority"):
+            return self._with(cmd, self._job("ready", "delayed"))
+        if cmd in ("ChangeDelay", "MoveToDelayed", "MoveToWait", "Discard"):
+            job = self._job("ready", "delayed", "active", "active", "failed")
+            request = self._with(cmd, job)
+            if (token := self._holder(job)) is not None:
+                request["token"] = token
+            return request
+        return self._with(cmd, self._job("active" if cmd == "Progress" else ""))
+
+    def _with(self, cmd: str, job: str) -> Request:
+        rng = self._rng
+        request: Request = {"cmd": cmd, "id": job}
+        if cmd in ("ChangeDelay", "MoveToDelayed"):
+            request["delay"] = rng.choice((0, 40, 2000))
+        elif cmd == "ChangePriority":
+            request["priority"] = rng.choice(PRIORITIES)
+            if self._chance(0.3):
+                request["lifo"] = self._chance(0.5)
+        elif cmd == "Update":
+            request["data"] = f"new {self._u}"
+        elif cmd == "Progress":
+            request["progress"] = rng.choice((0, 12.5, 100))
+            if self._chance(0.5):
+                request["message"] = "half"
+        elif cmd == "AddLog":
+            request["message"] = f"line {self._u}"
+        elif cmd == "ClearLogs" and self._chance(0.5):
+            request["keepLogs"] = 1
+        return request
+
+    def _control_queue(self) -> Request:
+        rng = self._rng
+        queue = self._queue()
+        if self._model.plain.queues.get(queue) is not None and self._model.plain.queues[queue].paused:
+            return {"cmd": "Resume", "queue": queue}
+        request: Request = rng.choice(
+            (
+                {"cmd": "Pause"},
+                {"cmd": "Pause"},
+                {"cmd": "PromoteJobs"},
+                {"cmd": "PromoteJobs", "count": 1},
+                {"cmd": "Drain"},
+                {"cmd": "Obliterate"},
+                {"cmd": "Clean", "grace": rng.choice((0, 100)), "limit": rng.choice((1, 1000))},
+                {
+                    "cmd": "Clean",
+                    "state": rng.choice(("waiting", "delayed", "prioritized", "completed", "failed")),
+                },
+                {"cmd": "RetryCompleted", "count": rng.choice((0, 1, 2))},
+                {"cmd": "RetryCompleted"},
+                {"cmd": "RetryDlq"},
+                {"cmd": "RetryDlq", "count": 1},
+                {"cmd": "PurgeDlq"},
+                {"cmd": "SetStallConfig", "config": {"maxStalls": rng.choice((1, 2, 3))}},
+                {
+                    "cmd": "SetDlqConfig",
+                    "config": {
+                        "maxEntries": rng.choice((1, 3, 10_000)),
+                        "maxAge": rng.choice((None, 100, 604_800_000)),
+                    },
+                },
+            )
+        )
+        request["queue"] = queue
+        if self._chance(0.1):
+            return {"cmd": "RemoveDlqJob", "queue": queue, "jobId": self._job("failed")}
+        return request
+
+    def _ask_job(self) -> Request:
+        cmd = self._rng.choice(("GetJob", "GetState", "GetResult", "GetProgress", "GetLogs", "WaitJob"))
+        request: Request = {"cmd": cmd, "id": self._job()}
+        if cmd == "WaitJob":
+            request["timeout"] = self._rng.choice((0, 50, 5000))
+        return request
+
+    def _ask_queue(self) -> Request:
+        rng = self._rng
+        cmd = rng.choice(
+            ("GetJobs", "GetCountsPerPriority", "GetJobCounts", "Count", "ListQueues", "IsPaused", "Dlq")
+        )
+        request: Request = {"cmd": cmd, "queue": self._queue()}
+        if cmd == "ListQueues":
+            del request["queue"]
+        if cmd == "GetJobs":
+            request.update(offset=rng.choice((0, 0, 2)), limit=rng.choice((1, 5, 100)), asc=self._chance(0.5))
+            if self._chance(0.5):
+                request["state"] = rng.sample(
+                    ("waiting", "delayed", "active", "paused", "completed", "failed"), 2
+                )
+        return request
