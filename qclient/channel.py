@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qclient.local import AsyncLocalPipe
+from qclient.local import AsyncLocalPipe, shutdowns
 from qclient.pipe import CONNECT_TIMEOUT_S, READ_BYTES, refused_address, tune
 from qclient.protocol import CAPABILITIES, WorkerProtocol
 from qclient.replies import refused
@@ -114,6 +114,7 @@ class Channel:
         self._on_received = on_received
         self._pipe: Any = None
         self._protocol = WorkerProtocol(self._owner)
+        self._shutdowns = 0
         self._out: list[bytes] = []
         self._waiting: list[tuple[str, Mapping[str, object] | None, tuple[tuple[str, bytes], ...], Call]] = []
         self._reconnecting: asyncio.Task[None] | None = None
@@ -126,12 +127,15 @@ class Channel:
 
     async def open(self) -> None:
         """Connect for the first time; errors are raised."""
+        self._shutdowns = shutdowns()
         await self._connect()
 
     async def _connect(self) -> None:
         self._protocol = WorkerProtocol(self._owner)
         self._out.clear()
         if self.target.embedded:
+            if self._shutdowns != shutdowns():
+                raise ClosedError("the engine of this process was closed")
             pipe: Any = AsyncLocalPipe(self.target, self._loop, self._received, self._lost_local)
         else:
             try:
@@ -200,9 +204,9 @@ class Channel:
             try:
                 await self._connect()
             except (QError, OSError) as exc:
+                self._on_down(exc)
                 if isinstance(exc, (ClosedError, ForkedError)):
                     return
-                self._on_down(exc)
                 continue
             self.reconnects += 1
             return

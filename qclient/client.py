@@ -6,6 +6,7 @@ that waits for a job holds nobody up.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from qclient.local import LocalPipe
+from qclient.local import LocalPipe, shutdowns
 from qclient.pipe import Pipe, TcpPipe
 from qclient.protocol import CAPABILITIES, ClientProtocol
 from qclient.replies import refused
@@ -76,6 +77,11 @@ class Link:
             if left <= 0:
                 raise CommandTimeout(f"{command}: no reply within {timeout:g} s")
 
+    def engine_ms_at(self, moment: float) -> int:
+        """What the engine's clock said at that reading of ours, or a little less: never more."""
+        said: int = self.call("Ping")["data"]["time"]
+        return said - math.ceil((time.monotonic() - moment) * 1000) - 1
+
     def usable(self) -> bool:
         """Look for a close by the peer, but only after a pause long enough for one."""
         return time.monotonic() - self.last_used < _TRUSTED_IDLE_S or self._pipe.alive()
@@ -101,6 +107,7 @@ class Client:
         self._busy: set[Link] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._shutdowns = 0  # of this process's engines, when the first connection was opened
         self._pid: int | None = None  # of the process that opened the first connection
 
     @property
@@ -121,22 +128,30 @@ class Client:
         raw: tuple[tuple[str, bytes], ...] = (),
         *,
         repeatable: bool = True,
+        dated: bool = False,
         timeout: float = COMMAND_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Run one command and return its reply; refusals are raised.
 
         When the connection breaks, a ``repeatable`` command is sent again, with
         growing pauses, until ``timeout``; any other raises ``ConnectionLost``
-        whose ``maybe_applied`` tells whether it may have run.
+        whose ``maybe_applied`` tells whether it may have run. A ``dated`` one says
+        when it is sent again since when, so that an engine which has run it knows.
         """
         deadline = time.monotonic() + timeout
         pause = _RETRY_FIRST_S
+        unreadable = False
+        first: float | None = None  # when it may have been run
         while True:
             written = False
             try:
                 link = self._take()
                 written = True
                 try:
+                    if first is None:
+                        first = time.monotonic()
+                    elif dated:
+                        fields = {**(fields or {}), "resentSince": float(link.engine_ms_at(first))}
                     reply = link.call(command, fields, raw, max(0.001, deadline - time.monotonic()))
                 except BaseException:
                     self._discard(link)
@@ -145,8 +160,9 @@ class Client:
             except (ConnectionLost, ProtocolError, CommandTimeout) as exc:
                 if self._closed.is_set():
                     raise ClosedError("the client was closed") from None
-                if isinstance(exc, CommandTimeout):
+                if isinstance(exc, CommandTimeout) or (isinstance(exc, ProtocolError) and unreadable):
                     raise
+                unreadable = isinstance(exc, ProtocolError)  # twice the same is no accident
                 if written and not repeatable:
                     if isinstance(exc, ConnectionLost):
                         raise
@@ -176,6 +192,9 @@ class Client:
         if self._notice_fork() and self.target.embedded:
             # Not a new engine in its place: what went into that would be lost with the child.
             raise ForkedError("this engine belongs to the parent process; open the queue after the fork")
+        if self.target.embedded and self.capabilities is not None and self._shutdowns != shutdowns():
+            # A new engine on the same file would own it again behind the back of who closed it.
+            raise ClosedError("the engine of this process was closed")
         pid = os.getpid()
         while True:
             if self._closed.is_set():
@@ -193,7 +212,10 @@ class Client:
             if link.usable():
                 return link
             self._discard(link)
+        seen = shutdowns()
         link = Link(self.target)
+        if self.capabilities is None:
+            self._shutdowns = seen
         self.capabilities = link.capabilities
         self._pid = pid
         with self._lock:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from qcore.wire.packing import pack, unpack
+from qcore.wire.packing import pack, unpack, unpack_frame
+
+__all__ = ["NIL", "Encoded", "pack_payload", "unpack_frame", "unpack_payload"]
 
 
 class Encoded:
@@ -34,8 +36,3 @@ def pack_payload(value: Any, *, typed: bool = False, int64: bool = True) -> byte
 def unpack_payload(data: Any) -> Any:
     """Unpack what :func:`pack_payload` or another client packed."""
     return unpack(data, int_keys=True)
-
-
-def unpack_frame(body: Any) -> Any:
-    """Unpack the body of one reply frame."""
-    return unpack(body, int_keys=True)

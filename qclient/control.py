@@ -26,6 +26,7 @@ from typing import Any
 from qclient.channel import Channel
 from qclient.codec import NIL, pack_payload
 from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
+from qclient.durations import to_ms, to_seconds
 from qclient.failures import MAX_MESSAGE_CHARS, error_text, stack_lines
 from qclient.keeper import LeaseKeeper
 from qclient.protocol import array_header
@@ -39,6 +40,7 @@ from qcore.errors import (
     CommandTimeout,
     ConnectionLost,
     DelayedError,
+    ForkedError,
     JobCancelled,
     JobControl,
     LeaseError,
@@ -258,7 +260,8 @@ class Control:
         self._emit("ready")
 
     def _down(self, exc: Exception) -> None:
-        if not self._down_told and not self.closing:
+        # An outage is told once, and the end of all tries as well.
+        if (not self._down_told or isinstance(exc, (ClosedError, ForkedError))) and not self.closing:
             self._down_told = True
             self._emit("error", exc, "connection")
 
@@ -743,21 +746,28 @@ class Control:
         self.running -= 1
 
     def _describe(self, job: JobContext, exc: BaseException) -> Report:
-        """The command that an exception stands for."""
+        """The command that an exception stands for; one that asks for the impossible is a failure."""
+        try:
+            return self._command_for(job, exc)
+        except Exception as fault:
+            # Its slot and its lease would be lost with an error in here.
+            return self._command_for(job, fault)
+
+    def _command_for(self, job: JobContext, exc: BaseException) -> Report:
         base: dict[str, object] = {"id": job.id, "token": job.token}
         after: tuple[str, dict[str, object]] | None = None
         if isinstance(exc, JobControl):
             if isinstance(exc, DelayedError):
-                delay_ms = float(int((exc.delay or 0) * 1000))
+                delay_ms = float(to_ms(0 if exc.delay is None else exc.delay, "delay"))
                 return Report(job, "MoveToDelayed", base | {"delay": delay_ms}, "moved")
             if isinstance(exc, RateLimitError):
-                self.hold(exc.retry_after)
+                self.hold(to_seconds(exc.retry_after, "retry_after"))
                 return Report(job, "MoveToWait", base, "moved")
             if isinstance(exc, WaitingChildrenError):
                 return Report(job, "MoveToWaitingChildren", base, "moved")
             if isinstance(exc, RetryJob):
                 if exc.delay:
-                    after = ("ChangeDelay", {"id": job.id, "delay": float(int(exc.delay * 1000))})
+                    after = ("ChangeDelay", {"id": job.id, "delay": float(to_ms(exc.delay, "delay"))})
                 else:
                     after = ("Promote", {"id": job.id})
         error: BaseException = exc

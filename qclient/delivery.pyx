@@ -12,7 +12,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp
-from qcore.wire.scan cimport c_array, c_map, c_number, c_skip, c_str
+from qcore.wire.scan cimport c_array, c_map, c_number, c_skip, c_skip_frame, c_str
 
 import threading
 import time
@@ -302,7 +302,7 @@ def read_reply(bytes frames not None, Py_ssize_t at, Py_ssize_t end, object cont
             pos = read_texts(p, pos, end, reply)
         else:
             key = text(s, k)
-            pos = c_skip(p, start, end, &notes)
+            pos = c_skip_frame(p, start, end, &notes)
             if pos < 0:
                 bad()
             reply[key] = unpack_frame(PyBytes_FromStringAndSize(<const char *> p + start, pos - start))

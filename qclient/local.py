@@ -23,6 +23,7 @@ from qcore.errors import ClosedError, CommandTimeout, ConfigError, ConnectionLos
 _lock = threading.RLock()
 _engines: dict[str, _Engine] = {}
 _generation = 0
+_shutdowns = 0
 
 
 class _Engine:
@@ -48,6 +49,11 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def shutdowns() -> int:
+    """How often the engines of this process were shut down."""
+    return _shutdowns
 
 
 def acquire(target: Target) -> _Engine:
@@ -76,8 +82,13 @@ def release(engine: _Engine) -> None:
 
 
 def shutdown_engine() -> None:
-    """Close every engine of this process; waiting calls end with an error."""
+    """Close every engine of this process; waiting calls end with an error.
+
+    Queues and workers that used one are done with it: they do not open it again.
+    """
+    global _shutdowns
     with _lock:
+        _shutdowns += 1
         engines = list(_engines.values())
         _engines.clear()
     for engine in engines:

@@ -14,13 +14,20 @@ import msgpack
 
 from qclient.codec import unpack_frame
 from qclient.delivery import read_reply
-from qcore.errors import ProtocolError
+from qcore.errors import ProtocolError, SerializationError
 from qcore.limits import MAX_FRAME_BYTES
 
 CAPABILITIES = ("pipelining", "separate-job-name", "int64", "typed", "outcomes")
 
 _LENGTH = struct.Struct(">I")
-_pack = msgpack.packb
+
+
+def _pack(value: object) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value)
+    except UnicodeEncodeError:
+        raise SerializationError("a text with half of a surrogate pair cannot be sent") from None
+    return packed
 
 
 def map_header(n: int) -> bytes:
@@ -42,7 +49,7 @@ def map_body(fields: Mapping[str, object]) -> bytes:
     n = len(fields)
     if not n:
         return b""
-    packed: bytes = _pack(fields)
+    packed = _pack(fields)
     return packed[1 if n < 16 else 3 if n < 0x10000 else 5 :]
 
 

@@ -127,7 +127,9 @@ class Queue:
         fields["queue"] = self.name
         fields["name"] = _job_name(name)
         payload = self._payload(data)
-        reply = self.client.call("PUSH", fields, (("data", payload),), repeatable="jobId" in fields)
+        reply = self.client.call(
+            "PUSH", fields, (("data", payload),), repeatable="jobId" in fields, dated=True
+        )
         return Job(self.client, self.name, reply["id"])
 
     def add_bulk(self, jobs: Iterable[JobSpec | tuple[Any, ...] | Mapping[str, Any]]) -> list[Job]:
@@ -157,7 +159,9 @@ class Queue:
             while stop - start > 1 and sum(map(len, packed[start:stop])) > _BULK_BYTES:
                 stop = start + (stop - start) // 2
             raw = array_header(stop - start) + b"".join(packed[start:stop])
-            reply = self.client.call("PUSHB", {"queue": self.name}, (("jobs", raw),), repeatable=ids_given)
+            reply = self.client.call(
+                "PUSHB", {"queue": self.name}, (("jobs", raw),), repeatable=ids_given, dated=True
+            )
             out.extend(Job(self.client, self.name, job_id) for job_id in reply["ids"])
             start = stop
         return out
@@ -184,7 +188,9 @@ class Queue:
         elif isinstance(job, tuple) and 1 <= len(job) <= 3:
             name = job[0]
             data = job[1] if len(job) > 1 else None
-            options = (job[2] if len(job) > 2 else None) or {}
+            options = {} if len(job) < 3 or job[2] is None else job[2]
+            if not isinstance(options, Mapping):
+                raise TypeError(f"the options of a job are a dict, not {type(options).__name__}")
         else:
             raise TypeError(f"a job is a JobSpec, a tuple or a dict, not {type(job).__name__}")
         fields = to_wire(options)

@@ -39,8 +39,15 @@ class Backoff:
     kind: str
     delay: Duration
     max: Duration | None = None
+    jitter: float | None = None
 
     def __post_init__(self) -> None:
+        if self.jitter is not None and not (
+            isinstance(self.jitter, (int, float))
+            and not isinstance(self.jitter, bool)
+            and 0 <= self.jitter <= 1
+        ):
+            raise ConfigError(f"backoff jitter must be a number from 0 to 1, not {self.jitter!r}")
         if self.kind not in ("fixed", "exponential"):
             raise ConfigError(f"backoff kind must be 'fixed' or 'exponential', not {self.kind!r}")
         to_ms(self.delay, "backoff delay")
@@ -53,15 +60,22 @@ class Backoff:
         return cls(kind="fixed", delay=delay)
 
     @classmethod
-    def exponential(cls, base: Duration = 1, *, max: Duration = 3600) -> Backoff:
-        """``base`` doubled with every failed attempt, up to ``max``."""
-        return cls(kind="exponential", delay=base, max=max)
+    def exponential(cls, base: Duration = 1, *, max: Duration = 3600, jitter: float | None = None) -> Backoff:
+        """``base`` doubled with every failed attempt, up to ``max``.
+
+        With ``jitter`` (0 to 1) the first pause is ``base``, and each is shortened by up to
+        that share; without it, the pauses are those of the protocol: twice as long, times
+        0.5 to 1.5.
+        """
+        return cls(kind="exponential", delay=base, max=max, jitter=jitter)
 
     def to_wire(self) -> dict[str, object]:
         """The map form of the ``backoff`` field."""
         out: dict[str, object] = {"type": self.kind, "delay": wire_number(to_ms(self.delay))}
         if self.max is not None:
             out["maxDelay"] = wire_number(to_ms(self.max))
+        if self.jitter is not None:
+            out["jitter"] = float(self.jitter)
         return out
 
 

@@ -59,6 +59,10 @@ def _is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
+#: What a listener may raise and harm no job: also what would end a program that it is not.
+_LISTENER_FAULTS = (Exception, SystemExit, GeneratorExit)
+
+
 class Worker:
     """Runs ``processor(job)`` for the jobs of ``queue``.
 
@@ -155,7 +159,7 @@ class Worker:
                 made = listener(*args)
                 if made is not None:
                     self._finish_listener(event, made)
-            except Exception:
+            except _LISTENER_FAULTS:
                 _log.exception("a listener of %r raised", event)
 
     def _finish_listener(self, event: str, made: Any) -> None:
@@ -177,14 +181,14 @@ class Worker:
                 made = listener(job, job._value)
                 if made is not None:
                     self._finish_listener("completed", made)
-            except Exception:
+            except _LISTENER_FAULTS:
                 _log.exception("a listener of %r raised", "completed")
 
     @staticmethod
     async def _guard(event: str, coroutine: Any) -> None:
         try:
             await coroutine
-        except Exception:
+        except _LISTENER_FAULTS:
             _log.exception("a listener of %r raised", event)
 
     # ------------------------------------------------------------ life cycle

@@ -6,6 +6,8 @@ what came; it never contains a payload, a result or a token.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class QError(Exception):
     """Base of all errors of this project."""
@@ -122,15 +124,22 @@ class JobControl(Exception):
     """Raised by a processor to steer its job; not an error."""
 
 
+def _text(kind: type[JobControl], message: object) -> str:
+    if not isinstance(message, str):
+        # DelayedError(60) would put the job back at once, over and over.
+        raise TypeError(f"{kind.__name__} takes its delay by name: {kind.__name__}(delay={message!r})")
+    return message
+
+
 class UnrecoverableError(JobControl):
     """Fail for good, whatever attempts are left."""
 
 
 class RetryJob(JobControl):
-    """Fail this attempt and retry, after ``delay`` seconds if given."""
+    """Fail this attempt and retry, after ``delay`` (seconds or a ``timedelta``) if given."""
 
-    def __init__(self, message: str = "retry requested", *, delay: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "retry requested", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(_text(type(self), message))
         self.delay = delay
 
 
@@ -139,17 +148,19 @@ class JobCancelled(JobControl):
 
 
 class DelayedError(JobControl):
-    """Put the job back to delayed for ``delay`` seconds; counts no attempt."""
+    """Put the job back to delayed for ``delay`` (seconds or a ``timedelta``); counts no attempt."""
 
-    def __init__(self, message: str = "delayed by its processor", *, delay: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str = "delayed by its processor", *, delay: float | timedelta | None = None
+    ) -> None:
+        super().__init__(_text(type(self), message))
         self.delay = delay
 
 
 class RateLimitError(JobControl):
-    """Put the job back to waiting and hold further starts for ``retry_after`` seconds."""
+    """Put the job back to waiting and hold further starts for ``retry_after``, seconds or a ``timedelta``."""
 
-    def __init__(self, retry_after: float, message: str = "rate limited") -> None:
+    def __init__(self, retry_after: float | timedelta, message: str = "rate limited") -> None:
         super().__init__(message)
         self.retry_after = retry_after
 

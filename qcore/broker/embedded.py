@@ -173,9 +173,16 @@ class EmbeddedSession:
     def take(self) -> bytes:
         """The reply bytes that are ready."""
         data = self._session.take()
-        while self._session.backlogged:
-            self._session.resume()
-            data += self._session.take()
+        more = self._session.backlogged
+        if more:
+            engine = self._engine
+            while more:
+                self._session.resume()
+                if self._session.waiting:
+                    engine.settle(self._session)
+                data += self._session.take()
+                more = self._session.backlogged
+            engine.nudge()
         return data
 
     def wake(self) -> None:

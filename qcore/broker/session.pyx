@@ -273,8 +273,11 @@ cdef class Session(Outlet):
 
         return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
 
-    def add(self, str queue not None, list admissions not None):
-        """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.adding.admission`), in order."""
+    def add(self, str queue not None, list admissions not None, object resent_since_ms=None):
+        """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.adding.admission`), in order.
+
+        ``resent_since_ms``: the request may have been run before, not earlier than then.
+        """
         cdef Broker broker = self.broker
         cdef Engine engine = broker.engine
         cdef Queue q = engine.c_queue(queue)
@@ -295,6 +298,11 @@ cdef class Session(Outlet):
             if not spec.name:
                 extra = dict(extra or {}, name=name)
             job_id = options["job_id"]
+            if job_id is not None and resent_since_ms is not None \
+                    and engine.c_admitted_since(job_id, resent_since_ms, options["created_ms"]):
+                ids.append(job_id)
+                how = "committed" if how == "plain" else how
+                continue
             if job_id is not None:
                 spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
             spec.priority = options["priority"]

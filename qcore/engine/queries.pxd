@@ -8,6 +8,7 @@ from qcore.engine.schedules cimport Schedules
 
 cdef class Queries(Schedules):
     cdef uint32_t c_known(self, str job_id) except? 0
+    cdef bint c_admitted_since(self, str job_id, int64_t since_ms, object created_ms) except -1
     cdef list c_queued(self, Queue q)
     cdef list c_kinds(self, Queue q, object states)
     cdef int c_kind(self, Job *job) noexcept

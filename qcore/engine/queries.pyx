@@ -34,6 +34,18 @@ cdef class Queries(Schedules):
         cdef uint32_t slot = self.c_slot(job_id)
         return slot if slot and self.job_at(slot).state != STAGED else 0
 
+    cdef bint c_admitted_since(self, str job_id, int64_t since_ms, object created_ms) except -1:
+        """Whether a job that is there, finished or not, was added at that time or later.
+
+        ``created_ms``: the creation time that its producer gave, or None.
+        """
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot:
+            return False
+        if created_ms is not None:
+            return self.job_at(slot).created_ms == created_ms
+        return self.job_at(slot).created_ms >= since_ms
+
     def progress(self, str job_id not None):
         """How far an active job has come, and the last message or None. Errors as of :meth:`set_progress`."""
         cdef uint32_t slot = self.c_known(job_id)

@@ -29,10 +29,12 @@ class Connection:
 
     __slots__ = (
         "closed",
+        "events",
         "max_unsent_bytes",
         "n_unsent",
         "partial_frame",
         "partial_since_ns",
+        "resumed",
         "session",
         "sock",
         "unsent",
@@ -59,6 +61,8 @@ class Connection:
         self.partial_since_ns = 0
         self.partial_frame = 0
         self.closed = False
+        self.events = 0  # what the selector watches it for
+        self.resumed = False  # requests that waited for room have run
 
     def receive(self) -> bool:
         """Read once and run what is whole. False when the peer has gone, or the session broke."""
@@ -122,6 +126,7 @@ class Connection:
     def _sent(self) -> bool:
         """Everything is out: go on with requests that waited for that. False when this was the end."""
         if self.session.backlogged:
+            self.resumed = True
             return self._run(self.session.resume)
         return not self.session.closing
 

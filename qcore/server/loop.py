@@ -35,6 +35,8 @@ logger = logging.getLogger("qcore.server")
 BACKLOG = 1024
 #: After running out of file descriptors, new connections are tried again this much later.
 ACCEPT_PAUSE_S = 0.1
+#: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
+LONGEST_SLEEP_S = 3600.0
 
 
 class Server:
@@ -57,7 +59,6 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()
-        self._writing: set[Connection] = set()
         self._more: set[Connection] = set()
         self._partial: dict[Connection, None] = {}
         self._listener: socket.socket | None = None
@@ -169,7 +170,9 @@ class Server:
 
     def _turn(self) -> None:
         seconds = self._begin_turn()
-        for key, events in self._selector.select(seconds):
+        for key, events in self._selector.select(
+            LONGEST_SLEEP_S if seconds is None else min(seconds, LONGEST_SLEEP_S)
+        ):
             if isinstance(key.data, Connection):
                 self._serve(key.data, events)
             else:
@@ -229,9 +232,10 @@ class Server:
                 if not connection.send():
                     self._drop(connection)
                     continue
-                if bool(connection.unsent) != (connection in self._writing):
-                    self._watch(connection)
-                if connection.session.has_output and not connection.unsent:
+                self._watch(connection)
+                if connection.resumed or (connection.session.has_output and not connection.unsent):
+                    # What it ran just now may be due, or wait for a commit: that is the next turn's pump.
+                    connection.resumed = False
                     self._more.add(connection)
 
     def _touch(self, connection: Connection) -> None:
@@ -239,20 +243,18 @@ class Server:
         self._touched.add(connection)
 
     def _watch(self, connection: Connection) -> None:
+        """Wait for room while bytes are unsent; read on unless requests wait for room already."""
+        events = 0 if connection.session.backlogged else selectors.EVENT_READ
         if connection.unsent:
-            self._writing.add(connection)
-            events = selectors.EVENT_WRITE
-            if not connection.session.backlogged:
-                events |= selectors.EVENT_READ
-        else:
-            self._writing.discard(connection)
-            events = selectors.EVENT_READ
-        self._selector.modify(connection.sock, events, connection)
+            events |= selectors.EVENT_WRITE
+        # Selectors know no empty set: what is backlogged with nothing unsent goes on in the next turn.
+        if events and events != connection.events:
+            connection.events = events
+            self._selector.modify(connection.sock, events, connection)
 
     def _drop(self, connection: Connection) -> None:
         self._selector.unregister(connection.sock)
         self._connections.discard(connection)
-        self._writing.discard(connection)
         self._more.discard(connection)
         self._partial.pop(connection, None)
         connection.close()
@@ -281,6 +283,7 @@ class Server:
                 settings=self.options,
             )
             self._connections.add(connection)
+            connection.events = selectors.EVENT_READ
             self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _resume_accept(self, seconds: float | None) -> float | None:

@@ -694,6 +694,9 @@ def _inspect(path: str) -> None:
         raise StoreFault(f"{path} is a directory", "foreign")
     if not stat.S_ISREG(found.st_mode):
         raise StoreFault(f"{path} is not a regular file", "foreign")
+    if found.st_nlink > 1:
+        # Lock and log lie beside a name: a second name would have its own of both.
+        raise StoreFault(f"{path} has {found.st_nlink} names (hard links); it must have one", "foreign")
     try:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)

@@ -144,11 +144,11 @@ class _Checker:
             out[name] = field_check(value)
         if self._options is not None:
             self._options.check(request, out)
-        elif self._optional:
-            for name, value in request.items():
-                optional = self._optional.get(name)
-                if optional is None:
+        if self._optional:
+            for name, optional in self._optional.items():
+                if name not in request:
                     continue
+                value = request[name]
                 if value is None:
                     if name != "result":
                         continue

@@ -33,6 +33,7 @@ from libc.string cimport memcmp, memcpy
 from qcore.wire.scan cimport (
     SCAN_DEEP,
     SCAN_EXT,
+    SCAN_MAX_FRAME_NESTING,
     SCAN_MAX_NESTING,
     SCAN_RESERVED,
     SCAN_TRUNCATED,
@@ -538,6 +539,7 @@ cdef struct Cursor:
     Py_ssize_t budget  # values that may still be built
     bint typed
     bint int_keys
+    int deepest  # levels that are read
     int opens  # which parts are built: Opens
 
 cdef object UNDEFINED = object()
@@ -717,7 +719,7 @@ cdef object read_list(Cursor *c, Py_ssize_t n, int depth):
     cdef list out
     cdef Py_ssize_t _i
     cdef object item
-    if depth == SCAN_MAX_NESTING:
+    if depth == c.deepest:
         c_raise(SCAN_DEEP)
     if n > c.end - c.pos:
         c_raise(SCAN_TRUNCATED)
@@ -733,7 +735,7 @@ cdef object read_map(Cursor *c, Py_ssize_t n, int depth):
     cdef dict out
     cdef Py_ssize_t _i
     cdef object key, item
-    if depth == SCAN_MAX_NESTING:
+    if depth == c.deepest:
         c_raise(SCAN_DEEP)
     if n > (c.end - c.pos) // 2:
         c_raise(SCAN_TRUNCATED)
@@ -767,7 +769,7 @@ cdef object read_key(Cursor *c):
         n = read_size(c.p + c.pos + 1, head)
         c.pos += 1 + head
     else:
-        key = read_value(c, SCAN_MAX_NESTING)
+        key = read_value(c, c.deepest)
         if c.int_keys and type(key) is int:
             return key
         raise ProtocolError(f"a map key is not a str but {type(key).__name__}")
@@ -968,6 +970,21 @@ def unpack(data, *, bint typed=True, bint int_keys=False):
     c.budget = (<Py_ssize_t> 1) << 62
     c.typed = typed
     c.int_keys = int_keys
+    c.deepest = SCAN_MAX_NESTING
+    c.opens = ALL
+    return read_whole(data, &c)
+
+
+def unpack_frame(data):
+    """Return a whole reply with its payloads, as :func:`unpack` does with ``int_keys``.
+
+    A payload may be as deep as it may be alone, whatever it is wrapped in.
+    """
+    cdef Cursor c
+    c.budget = (<Py_ssize_t> 1) << 62
+    c.typed = True
+    c.int_keys = True
+    c.deepest = SCAN_MAX_FRAME_NESTING
     c.opens = ALL
     return read_whole(data, &c)
 
@@ -985,6 +1002,7 @@ def unpack_request(data):
     c.budget = ENVELOPE_VALUES
     c.typed = False
     c.int_keys = False
+    c.deepest = SCAN_MAX_NESTING
     c.opens = REQUEST
     return read_whole(data, &c)
 
@@ -1000,6 +1018,7 @@ def unpack_reply(data):
     c.budget = (<Py_ssize_t> 1) << 62
     c.typed = False
     c.int_keys = False
+    c.deepest = SCAN_MAX_FRAME_NESTING
     c.opens = REPLY
     return read_whole(data, &c)
 

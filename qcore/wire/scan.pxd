@@ -3,6 +3,8 @@ from libc.stdint cimport uint32_t, uint64_t
 cdef enum:
     # Deepest nesting of lists and maps that is let through.
     SCAN_MAX_NESTING = 512
+    # The same for a whole frame of replies, which holds payloads inside of its own levels.
+    SCAN_MAX_FRAME_NESTING = 528
 
 cdef enum ScanNote:
     NOTE_INT64 = 1  # a 64-bit integer form (cf, d3) is present
@@ -20,6 +22,8 @@ cdef enum ScanError:
 # All positions are offsets from `p`; `end` is one past the last readable byte.
 # Each returns the position after what it read, or a ScanError.
 cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
+# The same for a part of a reply that holds payloads.
+cdef Py_ssize_t c_skip_frame(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
 cdef Py_ssize_t c_str(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                       const unsigned char **s, Py_ssize_t *n) noexcept nogil
 cdef Py_ssize_t c_map(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil

@@ -99,7 +99,17 @@ cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t cod
 
 cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                        uint32_t *notes) noexcept nogil:
-    cdef uint64_t stack[SCAN_MAX_NESTING]  # values still to come, per open container
+    return c_walk(p, pos, end, notes, SCAN_MAX_NESTING)
+
+
+cdef Py_ssize_t c_skip_frame(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                             uint32_t *notes) noexcept nogil:
+    return c_walk(p, pos, end, notes, SCAN_MAX_FRAME_NESTING)
+
+
+cdef inline Py_ssize_t c_walk(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                              uint32_t *notes, int deepest) noexcept nogil:
+    cdef uint64_t stack[SCAN_MAX_FRAME_NESTING]  # values still to come, per open container
     cdef uint64_t left = 1, count, n
     cdef int depth = 0, head
     cdef unsigned char b
@@ -191,7 +201,7 @@ cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                 count *= 2
             opens = True
         if opens:
-            if depth == SCAN_MAX_NESTING:
+            if depth == deepest:
                 return SCAN_DEEP
             # Each value takes at least a byte, so a count that cannot fit is refused at once.
             if count > <uint64_t> (end - pos):

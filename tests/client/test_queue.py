@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,48 @@ def test_a_queue_dropped_open_says_so(engine_url: str, name: str) -> None:
         del queue
     unused = Queue(name, engine_url)
     del unused
+
+
+@pytest.mark.parametrize("levels", [508, 511, 512])
+def test_data_are_read_back_at_every_depth_that_is_admitted(engine_url: str, name: str, levels: int) -> None:
+    """What a payload is wrapped in does not count against its depth."""
+    deep: Any = "x"
+    for _ in range(levels):
+        deep = [deep]
+    with Queue(name, engine_url) as queue:
+        job = queue.add("n", deep)
+        found = queue.get(job.id)
+        assert found is not None
+        assert found.data == deep
+        with Worker(name, lambda job: job.data, engine_url):
+            assert job.result(timeout=20) == deep
+        dead = queue.add("n", deep, attempts=1)
+        with Worker(name, lambda job: 1 / 0, engine_url), pytest.raises(JobFailedError):
+            dead.result(timeout=20)
+        assert [entry.job.data for entry in queue.dlq.list()] == [deep]
+        with pytest.raises(SerializationError, match="deeper"):
+            queue.add("n", nested(513))
+
+
+def nested(levels: int) -> Any:
+    deep: Any = "x"
+    for _ in range(levels):
+        deep = [deep]
+    return deep
+
+
+def test_half_of_a_surrogate_pair_is_refused_in_names_and_ids(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        for attempt in (
+            lambda: queue.add("\ud800"),
+            lambda: queue.add("n", job_id="\ud800"),
+            lambda: queue.get("\ud800"),
+            lambda: queue.state("\ud800"),
+        ):
+            with pytest.raises(SerializationError, match="surrogate"):
+                attempt()
+        with pytest.raises(SerializationError, match=r"jobs\[1\]"):
+            queue.add_bulk([("ok", 1), ("\ud800", 1)])
+        with pytest.raises(TypeError, match=r"jobs\[0\]"):
+            queue.add_bulk([("a", 1, 5)])
+        assert len(queue) == 0

@@ -56,6 +56,54 @@ def test_an_add_with_id_is_repeated(proxy: Any, name: str) -> None:
         assert job.refresh().id == f"{name}-1"
 
 
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_repeated_add_knows_its_job_that_has_finished_meanwhile(
+    proxy: Any, tcp_url: str, name: str, bulk: bool
+) -> None:
+    """C034: the reply was lost; by the time of the second try the job is done."""
+    with Queue(name, tcp_url) as direct:
+        direct.client.call("PUSH", {"queue": name, "jobId": f"{name}-1"})
+        direct.client.call("PULL", {"queue": name})
+        direct.client.call("ACK", {"id": f"{name}-1"})
+        before = direct.counts()
+        assert before == Counts(completed=1)
+
+        def on_request(request: dict[str, Any]) -> str | None:
+            if request["cmd"] not in ("PUSH", "PUSHB") or "resentSince" in request:
+                return None
+            applied.append(request["cmd"])
+            return "cut"
+
+        applied: list[str] = []
+        finished = threading.Event()
+
+        def finish() -> None:
+            while not finished.is_set():
+                got = direct.client.call("PULL", {"queue": name, "timeout": 100})["job"]
+                if got is not None:
+                    direct.client.call("ACK", {"id": got["id"], "result": "once"})
+                    done.append(got["id"])
+
+        done: list[str] = []
+        worker = threading.Thread(target=finish)
+        with Queue(name, proxy.url) as queue:
+            queue.counts()
+            proxy.on_request = on_request
+            worker.start()
+            try:
+                # The id of a finished job is free: this is a new generation, and it is run once.
+                if bulk:
+                    queue.add_bulk([("n", None, {"job_id": f"{name}-1"})])
+                else:
+                    queue.add("n", job_id=f"{name}-1")
+                assert direct.job(f"{name}-1").result(timeout=10) == "once"
+            finally:
+                finished.set()
+                worker.join()
+            assert len(applied) == 1
+            assert len(done) == 1
+
+
 def test_reads_are_repeated(proxy: Any, name: str) -> None:
     with Queue(name, proxy.url) as queue:
         queue.add("n")
@@ -211,3 +259,42 @@ def test_embedded_engines_are_shared_and_closed(tmp_path: Path, name: str) -> No
         shutdown_engine()
         with pytest.raises(ClosedError):
             again.counts()
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_who_used_an_engine_that_was_shut_down_does_not_open_it_again(
+    where: str, tmp_path: Path, name: str
+) -> None:
+    url = "memory://" if where == "memory" else f"sqlite:///{tmp_path / 'jobs.db'}"
+    started = threading.Event()
+    let_go = threading.Event()
+
+    def slow(job: JobContext) -> None:
+        started.set()
+        let_go.wait(10)
+
+    problems: list[Exception] = []
+    queue, worker = Queue(name, url), Worker(name, slow, url)
+    lost = threading.Event()
+
+    def on_error(exc: Exception, where: str) -> None:
+        problems.append(exc)
+        if isinstance(exc, ClosedError):
+            lost.set()
+
+    worker.on("error", on_error)
+    worker.start()
+    queue.add("n")
+    assert started.wait(10)
+    shutdown_engine()
+    let_go.set()
+    assert lost.wait(10), problems
+    with pytest.raises(ClosedError, match="closed"):
+        queue.add("again")
+    if where == "file":
+        # The file is free: a new queue opens it, and the job is there, once.
+        with Queue(name, url) as other:
+            assert len(other) == 1
+    worker.close(timeout=1, force=True)
+    queue.close()
+    shutdown_engine()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -181,6 +182,64 @@ def test_whatever_is_raised_is_a_failed_job(
         assert type(make()).__name__ in str(info.value)
         assert len(str(info.value)) + sum(map(len, info.value.stacktrace)) < 65536
         assert [job.result(timeout=20) for job in before + after] == ["fine"] * 10
+        assert worker.is_running
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RateLimitError("1"),  # type: ignore[arg-type]
+        lambda: RateLimitError(float("nan")),
+        lambda: RateLimitError(-1),
+        lambda: DelayedError(delay=float("nan")),
+        lambda: DelayedError(delay=float("inf")),
+        lambda: DelayedError(delay=-5),
+        lambda: DelayedError(60),  # type: ignore[arg-type]
+        lambda: RetryJob(delay="soon"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_control_exception_that_asks_for_the_impossible_is_a_failure(
+    engine_url: str, name: str, kind: Callable[[Processor], Processor], make: Callable[[], BaseException]
+) -> None:
+    """Nothing of the wave that it ends in is lost with it."""
+
+    def work(job: JobContext) -> str:
+        if job.name == "bad":
+            raise make()
+        return "fine"
+
+    with Queue(name, engine_url) as queue, Worker(name, kind(work), engine_url, concurrency=8, batch_size=8):
+        jobs = queue.add_bulk([("bad", None, {"attempts": 1, "priority": 5}), *[("n",)] * 7])
+        with pytest.raises(JobFailedError, match=r"delay|retry_after"):
+            jobs[0].result(timeout=20)
+        assert [job.result(timeout=20) for job in jobs[1:]] == ["fine"] * 7
+        assert queue.counts() == Counts(failed=1, completed=7)
+
+
+def test_control_exceptions_take_a_timedelta(engine_url: str, name: str) -> None:
+    moment = timedelta(milliseconds=20)
+    steps = [DelayedError(delay=moment), RateLimitError(moment), RetryJob(delay=moment)]
+
+    def work(job: JobContext) -> str:
+        if steps:
+            raise steps.pop(0)
+        return "done"
+
+    with Queue(name, engine_url) as queue, Worker(name, work, engine_url):
+        job = queue.add("n", attempts=2)
+        assert job.result(timeout=20) == "done"
+
+
+@pytest.mark.parametrize("fault", [SystemExit(3), GeneratorExit(), ValueError("no")])
+def test_a_listener_that_raises_harms_no_job(engine_url: str, name: str, fault: BaseException) -> None:
+    with Queue(name, engine_url) as queue, Worker(name, lambda job: job.name, engine_url) as worker:
+
+        def listener(*args: Any) -> None:
+            raise fault
+
+        worker.on("completed", listener)
+        for job_name in ("a", "b", "c"):
+            assert queue.add(job_name).result(timeout=20) == job_name
         assert worker.is_running
 
 

@@ -303,3 +303,14 @@ def test_a_schema_that_is_no_text_is_one_clear_error(db: Path) -> None:
     db.write_bytes(raw[: at + 3] + b"\xff" + raw[at + 4 :])
     with pytest.raises(StoreFault, match=r"damaged|malformed"):
         SqliteStore(db)
+
+
+def test_a_file_with_two_names_is_refused(db: Path) -> None:
+    """Lock and log lie beside a name, so two owners could not see each other (C029)."""
+    SqliteStore(db).close()
+    other = db.with_name("other.db")
+    other.hardlink_to(db)
+    with pytest.raises(StoreFault, match="2 names"):
+        SqliteStore(other)
+    other.unlink()
+    SqliteStore(db).close()

@@ -78,7 +78,7 @@ def test_a_listing_follows_every_change_of_state() -> None:
             engine.ack(got[0], NOW + 20 + i)
             states["completed"].append(got[0])
         engine._check()
-    states["completed"] = states["completed"][-3:]      # the cap
+    states["completed"] = states["completed"][-3:]  # the cap
     for state, expected in states.items():
         assert engine.list_jobs("q", NOW + 30, states=(state,)) == sorted(expected), state
     everything = engine.list_jobs("q", NOW + 30)

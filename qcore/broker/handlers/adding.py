@@ -52,7 +52,7 @@ _KEPT_OPTIONS = (
 def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     _admissible(session, [fields])
-    outcome = session.add(fields["queue"], [admission(fields)])
+    outcome = session.add(fields["queue"], [admission(fields)], fields.get("resentSince"))
     _hold_add(answer, outcome)
     return {"id": outcome.ids[0]}
 
@@ -65,7 +65,8 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
             _admissible(session, [options])
         except CommandError as error:
             raise CommandError(f"jobs[{index}]: {error.message}") from None
-    outcome = session.add(fields["queue"], [admission(options) for options in jobs])
+    admissions = [admission(options) for options in jobs]
+    outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
     _hold_add(answer, outcome)
     return {"ids": outcome.ids}
 

@@ -50,10 +50,17 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     ),
 )
 
+_RESENT: Final = Field(
+    "resentSince",
+    "time",
+    help="sent again after a lost reply: a job of the same id that was added at or after this time, in ms "
+    "since the epoch, is the one meant, also when it is finished by now",
+)
+
 COMMANDS: Final = (
     Command(
         "PUSH",
-        (QUEUE, *job_id_first(JOB_OPTIONS)),
+        (QUEUE, *job_id_first(JOB_OPTIONS), _RESENT),
         ("id",),
         ("Dependency job not found: <id>", "Job cannot depend on itself: <id>"),
         "Add one job.",
@@ -61,7 +68,7 @@ COMMANDS: Final = (
     ),
     Command(
         "PUSHB",
-        (QUEUE, Field("jobs", "batch", required=True, help="job options, one map a job")),
+        (QUEUE, Field("jobs", "batch", required=True, help="job options, one map a job"), _RESENT),
         ("ids",),
         ("jobs[<index>]: <text>",),
         "Add jobs, all or none.",
