@@ -17,7 +17,7 @@ cdef class Outlet:
     cdef Writer told            # events that wait for the commit of their changes; None: never listened
     cdef bint telling           # listed in Broker.telling
     cdef readonly bint closing  # the conversation is over once the output has been taken
-    cdef Queue listens_to       # None: to no events
+    cdef str listens_to         # a queue; None: to no events
     cdef uint32_t listens_for   # bits of their types
     cdef uint32_t round         # of Broker.c_spread that last wrote to it
     cdef readonly bint closed
@@ -71,11 +71,15 @@ cdef class Broker:
     cdef int64_t retry_at_ns, retry_wait_ns
     cdef readonly object degraded       # None, or (error text, kind, since ms)
     # events
-    cdef dict listeners                 # queue index -> outlets, in order of their subscriptions
+    cdef dict listeners                 # queue name -> outlets, in order of their subscriptions
     cdef list telling                   # outlets with events for the gathering cut
     cdef list flight_told               # (outlet, event bytes) of the cut on its way
     cdef uint32_t round
     cdef Writer scratch
+    cdef readonly object hooks          # addresses that are told of events
+    cdef uint32_t hook_mask             # of all of them together
+    cdef public object deliver          # the host's: takes a list of notices for hooks, without waiting
+    cdef list noticed, flight_noticed   # notices that wait for a commit
     # waiting pulls
     cdef DelayHeap ends
     cdef dict waits                     # number -> Wait or Watch
@@ -110,7 +114,9 @@ cdef class Broker:
     cdef int c_spread(self, bint held) except -1
     cdef int c_tell_event(self, Outlet outlet, bytes frame, bint held) except -1
     cdef int c_release_told(self) except -1
-    cdef int c_listen(self, Queue q) except -1
+    cdef int c_listen(self, str queue) except -1
+    cdef int c_notice(self, list notices) except -1
+    cdef int c_store_hook(self, str hook_id, object value) except -1
     cdef int c_unlisten(self, Outlet outlet) except -1
     cdef bint c_holds_events(self) noexcept
     cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1

@@ -35,6 +35,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
+from qcore.broker.webhooks import Hooks
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import ClosedError, LimitError
 from qcore.wire.plain import plain
@@ -87,7 +88,7 @@ cdef class Broker:
                   bint hold_adds=False, bint hold_pulls=False, bint sync=False, int flush_ms=10,
                   Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
-                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES):
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None):
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError
@@ -113,6 +114,9 @@ cdef class Broker:
         self.free_numbers = []
         self.to_notify = []
         self.listeners = {}
+        self.hooks = Hooks() if hooks is None else Hooks(hooks)
+        self.noticed = []
+        self.flight_noticed = []
         self.telling = []
         self.scratch = Writer()
         self.workers = {}
@@ -195,7 +199,7 @@ cdef class Broker:
 
     cdef int c_note(self) except -1:
         """After a change: start the clock of the flush window."""
-        if self.durable and not self.dirty_since_ns and (self.engine.n_changes or self.telling):
+        if self.durable and not self.dirty_since_ns and (self.engine.n_changes or self.telling or self.noticed):
             self.dirty_since_ns = self.now_ns
         return 0
 
@@ -397,15 +401,14 @@ cdef class Broker:
 
         It has one subscription; another one takes its place.
         """
-        cdef Queue q = self.engine.c_queue(queue)
         self.c_spread(self.c_holds_events())    # what was before is for those who listened then
         self.c_unlisten(outlet)
         if outlet.told is None:
             outlet.told = Writer()
-        outlet.listens_to = q
+        outlet.listens_to = queue
         outlet.listens_for = mask
-        self.listeners.setdefault(q.index, []).append(outlet)
-        self.c_listen(q)
+        self.listeners.setdefault(queue, []).append(outlet)
+        self.c_listen(queue)
 
     def unsubscribe(self, Outlet outlet not None):
         """End the subscription of an outlet, if it has one. Events before this may still follow."""
@@ -413,23 +416,78 @@ cdef class Broker:
         self.c_unlisten(outlet)
 
     cdef int c_unlisten(self, Outlet outlet) except -1:
-        cdef Queue q = outlet.listens_to
-        if q is None:
+        cdef str queue = outlet.listens_to
+        if queue is None:
             return 0
         outlet.listens_to = None
         outlet.listens_for = 0
-        self.listeners[q.index].remove(outlet)
-        if not self.listeners[q.index]:
-            del self.listeners[q.index]
-        return self.c_listen(q)
+        self.listeners[queue].remove(outlet)
+        if not self.listeners[queue]:
+            del self.listeners[queue]
+        return self.c_listen(queue)
 
-    cdef int c_listen(self, Queue q) except -1:
+    cdef int c_listen(self, str queue) except -1:
         """Let the engine build what somebody wants of a queue, and nothing else."""
         cdef Outlet outlet
-        cdef uint32_t mask = 0
-        for outlet in self.listeners.get(q.index, ()):
+        cdef uint32_t mask = self.hooks.mask(queue) if self.hook_mask else 0
+        for outlet in self.listeners.get(queue, ()):
             mask |= outlet.listens_for
-        q.event_mask = mask
+        self.engine.listen(queue, mask)
+        return 0
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    def keep_hook(self, object hook not None):
+        """Add a hook, or store what changed of it."""
+        self.c_spread(self.c_holds_events())
+        self.hooks.by_id[hook.id] = hook
+        self.c_store_hook(hook.id, hook.packed)
+        self.heed_hooks((hook.queue,))
+
+    def drop_hook(self, str hook_id not None):
+        """Remove a hook; False when it is not there."""
+        hook = self.hooks.by_id.pop(hook_id, None)
+        if hook is None:
+            return False
+        self.c_store_hook(hook_id, None)
+        self.heed_hooks((hook.queue,))
+        return True
+
+    def heed_hooks(self, object queues):
+        """Let the engine build what hooks of these queues (None: of every queue) want."""
+        self.hook_mask = 0
+        for hook in self.hooks.by_id.values():
+            self.hook_mask |= <uint32_t>hook.mask
+        for queue in queues:
+            if queue is None:
+                self.engine.listen_everywhere(self.hooks.mask(None))
+            else:
+                self.c_listen(queue)
+
+    cdef int c_store_hook(self, str hook_id, object value) except -1:
+        return self.engine.c_side("webhooks", hook_id, value)
+
+    def hook_told(self, str hook_id not None, bint delivered, str status not None):
+        """A hook was told, or could not be. Called by the host's thread."""
+        self.c_enter()
+        try:
+            hook = self.hooks.by_id.get(hook_id)
+            if hook is None:
+                return
+            hook.last_ms = self.now_ms
+            hook.last_status = status
+            if delivered:
+                hook.n_delivered += 1
+            else:
+                hook.n_failed += 1
+            self.c_store_hook(hook_id, hook.packed)
+            self.c_note()
+        finally:
+            self.c_leave()
+
+    cdef int c_notice(self, list notices) except -1:
+        if notices and self.deliver is not None:
+            self.deliver(notices)
         return 0
 
     cdef bint c_holds_events(self) noexcept:
@@ -437,7 +495,8 @@ cdef class Broker:
 
         A store that fails tells them at once: their changes are kept in memory, as callers are told as well.
         """
-        return self.hold_changes and (self.degraded is None or self.committing or len(self.telling) > 0)
+        return self.hold_changes and (self.degraded is None or self.committing or len(self.telling) > 0
+                                      or len(self.noticed) > 0)
 
     cdef int c_spread(self, bint held) except -1:
         """Write the events so far to those who listen. Each is encoded once for all who read alike."""
@@ -446,6 +505,7 @@ cdef class Broker:
         cdef Queue q
         cdef uint32_t notes, reader
         cdef int bit
+        cdef list notices = []
         cdef object job_id, data
         cdef list frames = [None, None, None, None]
         cdef int64_t now_ms
@@ -458,7 +518,10 @@ cdef class Broker:
             q = self.engine.queues[queue]
             notes = c_notes(bit, data)
             frames[0] = frames[1] = frames[2] = frames[3] = None
-            for outlet in list(self.listeners.get(q.index, ())):
+            if self.hook_mask & bit:
+                for hook_id in self.hooks.wanting(bit, queue):
+                    notices.append((hook_id, name, queue, job_id, now_ms, data))
+            for outlet in list(self.listeners.get(queue, ())):
                 if not outlet.listens_for & bit:
                     continue
                 reader = outlet.caps & (CAP_INT64 | CAP_TYPED) if notes else 0
@@ -466,6 +529,10 @@ cdef class Broker:
                     c_write_event(self.scratch, bit, name, q.name_packed, job_id, now_ms, data, reader)
                     frames[reader] = self.scratch.take()
                 self.c_tell_event(outlet, frames[reader], held)
+        if held:
+            self.noticed += notices
+        else:
+            self.c_notice(notices)
         return 0
 
     cdef int c_tell_event(self, Outlet outlet, bytes frame, bint held) except -1:
@@ -497,7 +564,8 @@ cdef class Broker:
                 _raw(outlet.out, outlet.told.take())
                 self.c_notify(outlet)
         self.telling = []
-        return 0
+        notices, self.noticed = self.noticed, []
+        return self.c_notice(notices)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -603,6 +671,7 @@ cdef class Broker:
             outlet.telling = False
             self.flight_told.append((outlet, outlet.told.take()))
         self.telling = []
+        self.flight_noticed, self.noticed = self.noticed, []
         self.flight = flight
         self.flight_staged = self.staged
         self.staged = {}
@@ -620,7 +689,7 @@ cdef class Broker:
         try:
             if self.committing or not self.durable:
                 return None
-            if not (self.holding or self.telling or self.unwritten is not None or self.engine.n_changes):
+            if not (self.holding or self.telling or self.noticed or self.unwritten is not None or self.engine.n_changes):
                 return None
             return self.c_begin_commit()
         finally:
@@ -669,6 +738,8 @@ cdef class Broker:
                     _refuse_held(outlet.out, held, f"Outcome unknown: applied in memory, not yet on disk ({why})")
                     _refuse_held(outlet.out, held_adds, f"Nothing was stored ({why})")
                 self.c_notify(outlet)
+            self.c_notice(self.flight_noticed)
+            self.flight_noticed = []
             told, self.flight_told = self.flight_told, []
             for outlet, frames in told:
                 if not outlet.closed:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from qcore.broker.core import Broker
 from qcore.broker.opening import Level, close_broker, commit, commit_next, flush, open_broker
 from qcore.broker.session import Session
+from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ClosedError, ForkedError
 
 #: The thread looks again after this long even if nothing is due, in case a clock was set.
@@ -46,9 +47,11 @@ class EmbeddedEngine:
         *,
         adds: Level = "buffered",
         changes: Level = "committed",
+        hooks: HookSettings | None = None,
     ) -> None:
         self.path = path
-        self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes)
+        self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes, hooks=hooks)
+        self._poster = LazyPoster(self.broker)
         self._commits = threading.Lock()
         # Not an Event: a KeyboardInterrupt inside its set() would leave its lock taken for ever.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -83,6 +86,7 @@ class EmbeddedEngine:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=10)
+        self._poster.close()
         try:
             with self._commits:
                 close_broker(self.broker)

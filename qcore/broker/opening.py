@@ -10,6 +10,7 @@ from typing import Literal
 
 from qcore.broker import rows
 from qcore.broker.core import Broker
+from qcore.broker.webhooks import HookSettings
 from qcore.clock import Clock
 from qcore.errors import StoreError
 from qcore.limits import (
@@ -53,6 +54,7 @@ def open_broker(
     max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
     max_events: int = DEFAULT_MAX_QUEUE_EVENTS,
     max_minutes: int = DEFAULT_MAX_METRIC_MINUTES,
+    hooks: HookSettings | None = None,
 ) -> Broker:
     """A broker over the data file at ``path``, or in memory without one.
 
@@ -79,6 +81,7 @@ def open_broker(
             max_completed=max_completed,
             max_events=max_events,
             max_minutes=max_minutes,
+            hooks=hooks,
         )
         if store is not None:
             recover(broker, store, keep_leases=mode == "server")
@@ -105,6 +108,10 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         bad = rows.restore_counts(engine, snapshot.side["telemetry"], snapshot.side["minutes"])
         if bad:
             logger.error("%s: %d counts of queues cannot be read and begin anew", store.path, bad)
+        bad = broker.hooks.restore(snapshot.side["webhooks"])
+        if bad:
+            logger.error("%s: %d webhooks cannot be read and are left alone", store.path, bad)
+        broker.heed_hooks({hook.queue for hook in broker.hooks.by_id.values()})
         for row in snapshot.jobs:
             try:
                 rows.restore(engine, row, now_ms, now_ns)

@@ -547,12 +547,21 @@ cdef class Engine(Queries):
             self.c_wake(q)
 
     def listen(self, str queue not None, int mask):
-        """Choose the events of a queue that are built (bits of ``EVENT_BITS``)."""
-        self.c_queue(queue).event_mask = mask
+        """Choose the events of a queue that are built (bits of ``EVENT_BITS``), also if it is not there yet."""
+        cdef Queue q = self.queues.get(queue)
+        if mask:
+            self.wanted[queue] = mask
+        else:
+            self.wanted.pop(queue, None)
+        if q is not None:
+            q.event_mask = self.everywhere | <uint32_t>mask
 
     def listen_everywhere(self, int mask):
-        """Choose the events that are built of queues that do not exist yet."""
+        """Choose the events that are built of every queue, besides those of :meth:`listen`. O(queues)."""
+        cdef Queue q
         self.everywhere = mask
+        for q in self.queue_list[1:]:
+            q.event_mask = self.everywhere | <uint32_t>self.wanted.get(q.name, 0)
 
     def take_events(self):
         """The events since the last call: (type, queue, job id, ms, data by type, see ``c_emit``)."""

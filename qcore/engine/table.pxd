@@ -58,7 +58,8 @@ cdef class Table:
     cdef readonly int64_t max_minutes           # kept of each queue's outcomes; 0 = totals only
     cdef readonly int64_t busy_ms               # of all completed jobs, from delivery to end
     cdef list counted           # queues whose telemetry is in the gathering cut
-    cdef uint32_t everywhere    # events that are told of every queue
+    cdef uint32_t everywhere    # events that are built of every queue
+    cdef dict wanted            # queue name -> events that are built of it besides, also before it exists
     cdef list woken             # queues with a waiting pull that may have got a job
     cdef readonly list events   # built only where someone listens
     cdef list settled           # outcomes of watched jobs: (id, kind, packed result or None)

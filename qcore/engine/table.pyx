@@ -128,6 +128,7 @@ cdef class Table:
         self.max_events = max_events
         self.max_minutes = max_minutes
         self.counted = []
+        self.wanted = {}
         self.done = CompletionTokens(max_completed)
         self.tracking = tracking
         self.archive = archive
@@ -171,7 +172,7 @@ cdef class Table:
         if found is not None:
             return <Queue>found
         q = Queue(len(self.queue_list), name, self.ids.c_random())
-        q.event_mask = self.everywhere
+        q.event_mask = self.everywhere | <uint32_t>self.wanted.get(name, 0)
         self.queues[name] = q
         self.queue_list.append(q)
         self.c_mark_queue(q)

@@ -25,6 +25,7 @@ from typing import TextIO
 from qcore import __version__
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
+from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ConfigError, StoreError
 from qcore.server.connection import Connection
 from qcore.server.options import Options
@@ -55,7 +56,13 @@ class Server:
             changes=options.changes,
             max_events=options.max_queue_events,
             max_minutes=options.max_metric_minutes,
+            hooks=HookSettings(
+                allowed=options.webhook_allowed,
+                tries=options.webhook_tries,
+                pause_ms=options.webhook_pause_ms,
+            ),
         )
+        self._poster = LazyPoster(self.broker)
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()
@@ -157,6 +164,7 @@ class Server:
     def abandon(self) -> None:
         """Give up what was opened, without a farewell to anybody. For a start that failed."""
         self._stop_listening()
+        self._poster.close()
         try:
             if self._writer is not None:
                 self._writer.close()

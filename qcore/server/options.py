@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from qcore.broker.webhooks import Network
 from qcore.errors import ConfigError
 
 Level = Literal["buffered", "committed", "synced"]
@@ -34,6 +35,9 @@ class Options:
     max_write_queue_bytes: int = 67_108_864
     max_queue_events: int = 10_000
     max_metric_minutes: int = 20_160
+    webhook_tries: int = 3
+    webhook_pause_ms: int = 1000
+    webhook_allowed: tuple[Network, ...] = ()
     shutdown_timeout_ms: int = 30_000
     log_level: str = "info"
     watch_stdin: bool = False
@@ -95,6 +99,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
         max_queue_events=_number(None, None, "BUNQUEUE_MAX_QUEUE_EVENTS", env, 10_000, 0, 2**31),
         max_metric_minutes=_number(None, None, "BUNQUEUE_MAX_METRIC_MINUTES", env, 20_160, 0, 2**31),
+        webhook_tries=_number(None, None, "WEBHOOK_MAX_RETRIES", env, 3, 1, 100),
+        webhook_pause_ms=_number(None, None, "WEBHOOK_RETRY_DELAY_MS", env, 1000, 0, 3_600_000),
+        webhook_allowed=_networks("QCORE_WEBHOOK_ALLOW", env),
         shutdown_timeout_ms=_number(
             "--shutdown-timeout-ms", a.shutdown_timeout_ms, "SHUTDOWN_TIMEOUT_MS", env, 30_000, 0, 86_400_000
         ),
@@ -128,6 +135,14 @@ def _number(
     if not low <= value <= high:
         raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
     return value
+
+
+def _networks(variable: str, env: Mapping[str, str]) -> tuple[Network, ...]:
+    texts = [text.strip() for text in env.get(variable, "").split(",") if text.strip()]
+    try:
+        return tuple(ipaddress.ip_network(text) for text in texts)
+    except ValueError as error:
+        raise ConfigError(f"{variable}: expected networks such as 10.1.0.0/16, got {error}") from None
 
 
 def _port_or_none(given: str | None, env: Mapping[str, str]) -> int | None:

@@ -13,7 +13,18 @@ from typing import Final
 from qcore.errors import CommandError
 from qcore.wire import fields as _fields
 from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given
-from qcore.wire.tables import adding, connection, deadletters, delivery, events, jobs, queues, totals, workers
+from qcore.wire.tables import (
+    adding,
+    connection,
+    deadletters,
+    delivery,
+    events,
+    jobs,
+    queues,
+    totals,
+    webhooks,
+    workers,
+)
 from qcore.wire.tables.adding import JOB_OPTIONS
 from qcore.wire.tables.shape import Command, Level, job_id_first
 
@@ -35,7 +46,7 @@ _ECHO_CHARS: Final = 100
 
 COMMANDS: Final[Mapping[str, Command]] = {
     command.name: command
-    for family in (connection, adding, delivery, jobs, queues, deadletters, workers, events, totals)
+    for family in (connection, adding, delivery, jobs, queues, deadletters, workers, events, totals, webhooks)
     for command in family.COMMANDS
 }
 

@@ -386,7 +386,7 @@ class EngineMachine(RuleBasedStateMachine):
                     assert engine.progress(job_id) == twin.progress(job_id)
         for queue in QUEUES:
             assert [entry[0] for entry in engine.dead_letters(queue)] == twin.failed(queue)
-            if queue in twin.queues:
+            if engine.queue(queue) is not None:
                 assert engine.queue(queue).n_events == twin.queues[queue].journal.n
             for kind in ("completed", "failed"):
                 assert engine.metrics(queue, kind) == twin.metrics(queue, kind)
@@ -397,7 +397,7 @@ class EngineMachine(RuleBasedStateMachine):
     def count(self, queue: str) -> None:
         assert self.engine.counts(queue, self.ms) == self.twin.counts(queue, self.ms)
         q, counted = self.engine.queue(queue), self.twin.queues.get(queue)
-        if counted is not None:
+        if counted is not None and q is not None:
             assert (q.total_pushed, q.total_pulled, q.total_completed, q.total_failed) == (
                 counted.pushed,
                 counted.pulled,

@@ -20,6 +20,7 @@ from qcore.broker.handlers import (
     jobs,
     queues,
     totals,
+    webhooks,
     workers,
 )
 from qcore.broker.handlers.answer import EXTENSIONS, Answer, Handler, Reply
@@ -43,6 +44,7 @@ HANDLERS: Mapping[str, Handler] = {
     **deadletters.HANDLERS,
     **workers.HANDLERS,
     **events.HANDLERS,
+    **webhooks.HANDLERS,
     **totals.HANDLERS,
 }
 

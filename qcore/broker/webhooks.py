@@ -1,0 +1,237 @@
+"""Addresses that are told of events: which there are, what they want, and which may be."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import SplitResult, urlsplit
+
+import msgpack
+
+from qcore.engine.table import EVENT_BITS
+from qcore.errors import CommandError
+
+if TYPE_CHECKING:
+    from qcore.broker.core import Broker
+    from qcore.broker.posting import Poster
+
+#: Names that hooks ask for, and the events that they stand for.
+HOOK_EVENTS: Final = {
+    "job.pushed": "pushed",
+    "job.started": "pulled",
+    "job.completed": "completed",
+    "job.failed": "failed",
+    "job.progress": "progress",
+}
+MAX_URL_CHARS: Final = 2048
+MAX_NAMED: Final = 32  # of the names that a refusal repeats
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+#: (hook id, type of event, queue, job id, ms, what the engine emitted with it)
+Notice: TypeAlias = tuple[str, str, str, str, int, Any]
+
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_ULA: Final = ipaddress.ip_network("fc00::/7")
+_THIS: Final = ipaddress.ip_network("0.0.0.0/8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookSettings:
+    """How hooks are delivered. ``allowed``: networks that may be told although they are not public."""
+
+    allowed: tuple[Network, ...] = ()
+    tries: int = 3
+    pause_ms: int = 1000
+    timeout_ms: int = 10_000
+    max_waiting: int = 10_000
+
+
+@dataclass(slots=True)
+class Hook:
+    """One address with what it wants. Times in ms since the epoch."""
+
+    id: str
+    url: str
+    events: tuple[str, ...]
+    queue: str | None
+    secret: str | None
+    created_ms: int
+    enabled: bool = True
+    last_ms: int | None = None
+    last_status: str | None = None  # of the latest delivery: an HTTP status, or why there was none
+    n_delivered: int = 0
+    n_failed: int = 0
+
+    @property
+    def mask(self) -> int:
+        """Bits of the events that it is told of."""
+        if not self.enabled:
+            return 0
+        return sum(EVENT_BITS[HOOK_EVENTS[name]] for name in set(self.events))
+
+    def packed(self) -> bytes:
+        """The hook as it is stored."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "id"}
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Every hook by its id, in the order in which they were added."""
+
+    settings: HookSettings = field(default_factory=HookSettings)
+    by_id: dict[str, Hook] = field(default_factory=dict)
+
+    def mask(self, queue: str | None) -> int:
+        """Bits that hooks of one queue want, or with None those of every queue."""
+        mask = 0
+        for hook in self.by_id.values():
+            if hook.queue == queue:
+                mask |= hook.mask
+        return mask
+
+    def wanting(self, bit: int, queue: str) -> Iterator[str]:
+        """Ids of the hooks that are told of such an event of a queue."""
+        for hook in self.by_id.values():
+            if hook.mask & bit and hook.queue in (None, queue):
+                yield hook.id
+
+    def restore(self, stored: list[tuple[int | str, bytes]]) -> int:
+        """Bring back what was stored; how many could not be read."""
+        bad = 0
+        for key, packed in stored:
+            try:
+                fields: dict[str, Any] = msgpack.unpackb(packed)
+                fields["events"] = tuple(name for name in fields["events"] if name in HOOK_EVENTS)
+                self.by_id[str(key)] = Hook(id=str(key), **fields)
+            except (ValueError, TypeError, KeyError):
+                bad += 1
+        return bad
+
+
+def unwrapped(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one that only carries it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
+        if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def forbidden(address: Address, allowed: tuple[Network, ...] = ()) -> str | None:
+    """Why an address may not be told anything, as a kind of address; None if it may."""
+    inner = unwrapped(address)
+    if any(one in network for network in allowed for one in (address, inner)):
+        return None
+    if inner.is_unspecified or inner in _THIS:
+        return "unspecified IP"
+    if inner.is_loopback:
+        return "loopback IP"
+    if inner in _ULA:
+        return "private (ULA) IP"
+    if inner.is_link_local:
+        return "link-local IP"
+    if inner.is_private or inner.is_multicast or not inner.is_global:
+        return "private IP"
+    return None
+
+
+def literal(host: str) -> Address | None:
+    """The address that a host is in any of the forms that resolvers take; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # 2130706433, 0x7f.1, 127.1
+    except OSError:
+        return None
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a checked URL."""
+    return urlsplit(url)
+
+
+def check_url(url: object, allowed: tuple[Network, ...] = ()) -> str:
+    """Return a URL that a hook may have. What its name resolves to is checked at each connection.
+
+    :raises CommandError: it may not, with the protocol's text
+    """
+    if not url or not isinstance(url, str):
+        raise CommandError("Webhook URL is required")
+    if len(url) > MAX_URL_CHARS:
+        raise CommandError(f"Webhook URL too long (max {MAX_URL_CHARS} characters)")
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+        port_ok = parts.port is None or parts.port > 0
+        encoded = host if ":" in host else host.encode("idna").decode()
+    except (ValueError, UnicodeError):
+        raise CommandError("Invalid URL format") from None
+    if any(char <= " " or char == "\x7f" for char in url) or not parts.scheme or not port_ok:
+        raise CommandError("Invalid URL format")
+    if parts.scheme not in ("http", "https"):
+        raise CommandError("Webhook URL must use http or https protocol")
+    if not encoded:
+        raise CommandError("Invalid URL format")
+    address = literal(encoded)
+    if address is not None and any(address in network for network in allowed):
+        return url
+    if encoded in ("localhost", "127.0.0.1", "::1") or encoded.endswith(".localhost"):
+        raise CommandError("Webhook URL cannot point to localhost")
+    if address is not None and (why := forbidden(address, allowed)) is not None:
+        raise CommandError(f"Webhook URL cannot point to {why}")
+    if encoded == "internal" or encoded.endswith(".internal"):
+        raise CommandError("Webhook URL cannot point to cloud metadata endpoints")
+    return url
+
+
+def check_events(events: list[object]) -> tuple[str, ...]:
+    """Return the names of events that a hook may ask for.
+
+    :raises CommandError: some are none
+    """
+    bad = [str(name)[:100] for name in events if not isinstance(name, str) or name not in HOOK_EVENTS]
+    if bad:
+        del bad[MAX_NAMED:]
+        raise CommandError(
+            f"Invalid webhook event(s): {', '.join(bad)}. Valid: {', '.join(HOOK_EVENTS)}", "AddWebhook"
+        )
+    return tuple(str(name) for name in events)
+
+
+class LazyPoster:
+    """Takes what hooks are to be told for :class:`~qcore.broker.posting.Poster`, which the first of it makes.
+
+    The modules for HTTP and TLS are of no use to an engine without hooks.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._poster: Poster | None = None
+        self._closed = False
+        broker.deliver = self._submit
+
+    def _submit(self, notices: Sequence[Notice]) -> None:
+        # Called under the broker's lock, so by one thread at a time.
+        if self._poster is None and not self._closed:
+            from qcore.broker.posting import Poster
+
+            self._poster = Poster(self._broker)
+        if self._poster is not None:
+            self._poster.submit(notices)
+
+    def close(self) -> None:
+        """Tell nobody anything more."""
+        self._closed = True
+        if self._poster is not None:
+            self._poster.close()
