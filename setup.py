@@ -32,6 +32,8 @@ MODULES = [
     "qcore.engine.meter",
     "qcore.engine.queue",
     "qcore.engine.table",
+    "qcore.engine.logs",
+    "qcore.engine.keys",
     "qcore.engine.transitions",
     "qcore.engine.flows",
     "qcore.engine.schedules",

@@ -60,7 +60,7 @@ cdef class Broker:
     cdef int64_t now_ms, now_ns
     # the gathering cut
     cdef list holding                   # outlets with held replies
-    cdef dict staged                    # slots of durable adds, in order; the values mean nothing
+    cdef dict staged                    # slots of durable adds, in order, and the numbers of their jobs
     cdef int64_t dirty_since_ns         # 0 = nothing buffered
     # the cut on its way to the store
     cdef readonly bint committing
@@ -123,6 +123,7 @@ cdef class Broker:
     cdef int c_end_watch(self, Watch watch) except -1
     cdef bint c_commit_wanted(self) noexcept
     cdef c_begin_commit(self)
+    cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept
     cdef int c_due(self) except -1
     cdef int64_t c_next_due(self, int more) except? -2
     cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view)

@@ -703,6 +703,7 @@ cdef class Broker:
         """
         cdef Outlet outlet
         cdef uint32_t slot
+        cdef int64_t seq
         self.c_enter()
         try:
             flight, self.flight = self.flight, None
@@ -711,19 +712,20 @@ cdef class Broker:
             if error is None:
                 self.retry_at_ns = self.retry_wait_ns = 0
                 self.degraded = None
-                for slot in staged:
-                    self.engine.c_publish(slot, self.now_ms)
+                for slot, seq in staged.items():
+                    if self.c_is_staged(slot, seq):
+                        self.engine.c_publish(slot, self.now_ms)
                 if self.staged:
-                    self.staged = {slot: None for slot in self.staged if slot not in staged}
+                    self.staged = {slot: seq for slot, seq in self.staged.items() if staged.get(slot) != seq}
             else:
                 self.unwritten = self.flight_cut
                 self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)
                 self.retry_at_ns = self.now_ns + self.retry_wait_ns
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
-                for slot in staged:
+                for slot, seq in staged.items():
                     # One that was added again meanwhile stays, for the caller of that.
-                    if slot not in self.staged:
+                    if slot not in self.staged and self.c_is_staged(slot, seq):
                         self.engine.c_forget(slot)
             self.flight_cut = None
             for outlet, held, held_adds in flight:
@@ -755,6 +757,10 @@ cdef class Broker:
             self.c_note()
         finally:
             self.c_leave()
+
+    cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept:
+        """Whether a durable add still waits for its commit: another may have replaced it, in the same slot too."""
+        return self.engine.job_at(slot).state == STAGED and self.engine.job_at(slot).seq == seq
 
     def settle(self, Outlet outlet not None):
         """Take a cut for a caller that waits, if that is possible now.

@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.engine cimport Engine
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, F_CUSTOM_ID, F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
+    ACTIVE, COMPLETED, F_CUSTOM_ID, F_DURABLE, F_KEEPS, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
     NOTE_INT64, NOTE_TYPED, Blob, Job, Run, blob_bytes,
 )
 from qcore.engine.queue cimport Queue
@@ -91,6 +91,14 @@ cdef int c_write_payload(Writer w, Blob *blob, uint32_t caps) except -1:
     return w.c_raw(blob_bytes(blob), blob.size)
 
 
+cdef int _removal(Writer w, dict extra, str name, bint flag) except -1:
+    """What is done with a job at its end: a flag, or what its queue keeps then."""
+    cdef object policy = None if extra is None else extra.get(name)
+    if policy is None:
+        return w.c_bool(flag)
+    return w.c_value(policy)
+
+
 cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t caps) except -1:
     cdef Job *job = engine.job_at(slot)
     cdef Run *run = engine.run_at(job.run) if job.run else NULL
@@ -159,13 +167,13 @@ cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t 
         w.c_str(text, n)
     else:
         w.c_nil()
-    if flags & (F_LIFO | F_REMOVE_ON_COMPLETE | F_REMOVE_ON_FAIL | F_DURABLE):
+    if flags & (F_LIFO | F_REMOVE_ON_COMPLETE | F_REMOVE_ON_FAIL | F_DURABLE | F_KEEPS):
         _raw(w, K_LIFO)
         w.c_bool((flags & F_LIFO) != 0)
         _raw(w, K_ROC)
-        w.c_bool((flags & F_REMOVE_ON_COMPLETE) != 0)
+        _removal(w, extra, "removeOnComplete", (flags & F_REMOVE_ON_COMPLETE) != 0)
         _raw(w, K_ROF)
-        w.c_bool((flags & F_REMOVE_ON_FAIL) != 0)
+        _removal(w, extra, "removeOnFail", (flags & F_REMOVE_ON_FAIL) != 0)
         _raw(w, K_DURABLE)
         w.c_bool((flags & F_DURABLE) != 0)
     else:

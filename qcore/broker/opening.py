@@ -112,6 +112,8 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         if bad:
             logger.error("%s: %d webhooks cannot be read and are left alone", store.path, bad)
         broker.heed_hooks({hook.queue for hook in broker.hooks.by_id.values()})
+        for table, key in rows.restore_side(engine, snapshot.side):
+            logger.error("%s: entry %r of %s cannot be read and was left in the file", store.path, key, table)
         for row in snapshot.jobs:
             try:
                 rows.restore(engine, row, now_ms, now_ns)

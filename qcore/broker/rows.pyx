@@ -14,9 +14,10 @@ from libc.string cimport memcpy, memset
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, PARKED, READY, STAGED, Blob, Job,
-    Run, blob_bytes, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_KEYED, F_LOGGED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, PARKED, READY,
+    STAGED, Blob, Job, Run, blob_bytes, blob_new,
 )
+from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
@@ -327,6 +328,32 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
     return bad
 
 
+def restore_side(Engine engine not None, dict side):
+    """Bring back what stands beside the jobs, after the queues and before any row.
+
+    Returns (table, key) of the entries that cannot be read; they are left alone.
+    """
+    cdef list bad = []
+    cdef Queue q
+    for seq, packed in side["logs"]:
+        try:
+            lines = msgpack.unpackb(packed)
+        except ValueError:
+            lines = None
+        if isinstance(seq, int) and isinstance(lines, list) and lines:
+            engine.c_restore_log(seq, lines)
+        else:
+            bad.append(("logs", seq))
+    for number, packed in side["keys"]:
+        try:
+            queue, key, expires_ms, job_id = msgpack.unpackb(packed, use_list=False)
+            q = engine.queue_list[queue]
+            engine.c_restore_kept(number, q, key, expires_ms, job_id)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            bad.append(("keys", number))
+    return bad
+
+
 def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     """Bring back one job from its row. Active ones are active again, under their stored lease.
 
@@ -397,6 +424,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         letter = (extra or {}).get("dlq")
         if not isinstance(letter, dict) or not isinstance(letter.get("expiresAt", ""), (int, type(None))):
             raise BadRow("the dead letter cannot be read")
+    if head.flags & F_KEYED and not _has_key(extra):
+        raise BadRow("the unique key cannot be read")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
         raise BadRow("the name is missing")
     for value in (data, result):
@@ -406,6 +435,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if seq <= q.floor_seq:
         # Its queue was obliterated when only the store had this row.
         engine.deleted.append(seq)
+        engine.c_drop_log(seq)
         engine.seq = max(engine.seq, <int64_t>seq)
         return None
     if head.flags & F_TEXT_ID:
@@ -419,6 +449,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     job = engine.job_at(slot)
     job.seq = seq
     job.flags = (head.flags & F_PERSISTED) | F_STORED
+    if seq in engine.log_lines:
+        job.flags |= F_LOGGED
     job.priority = head.priority
     job.created_ms = head.created_ms
     job.run_ms = head.run_ms
@@ -442,6 +474,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if extra is not None:
         Py_INCREF(extra)
         job.extra = <PyObject *>extra
+        if head.flags & F_KEYED and not terminal:
+            engine.c_restore_key(slot, job, now_ms)
     if seq > engine.seq:
         engine.seq = seq
     if not head.parts & HAS_RUN:
@@ -486,6 +520,14 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if engine.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
         engine.c_evict(evicted.value)
     return None
+
+
+cdef bint _has_key(object extra) except -1:
+    """Whether the rare options of a keyed job have a key that can be one."""
+    cdef object key = key_of(extra) if isinstance(extra, dict) else None
+    if isinstance(key, tuple):
+        key = key[1]
+    return isinstance(key, str) and isinstance(extra.get("keyExpires"), (int, type(None)))
 
 
 cdef int _one_value(bytes value) except -1:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, final
 
 from qcore.broker.core import Broker, Outlet
 
+Removal = bool | int | dict[str, Any]
+
 class Added(NamedTuple):
     how: str
     ids: list[str]
@@ -49,7 +51,7 @@ class Session(Outlet):
     def add(
         self, queue: str, admissions: list[dict[str, Any]], resent_since_ms: int | None = None
     ) -> Added: ...
-    def finish(self, job_id: str, token: str | None, result: bytes | None, remove: bool) -> bool: ...
+    def finish(self, job_id: str, token: str | None, result: bytes | None, remove: Removal) -> bool: ...
     def update(self, job_id: str, data: bytes) -> bool: ...
     def fail(
         self,
@@ -58,7 +60,7 @@ class Session(Outlet):
         error: str,
         stack: list[str] | None,
         unrecoverable: bool,
-        remove: bool,
+        remove: Removal,
     ) -> bool: ...
     def renew(self, job_id: str, token: str | None, lease_ms: int) -> bool: ...
     def pull(

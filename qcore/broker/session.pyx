@@ -22,13 +22,15 @@ from qcore.engine.job cimport (
     F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Run, blob_new,
 )
 from qcore.engine.queue cimport Queue
-from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REUSED, TOKEN, Spec
+from qcore.engine.keys cimport key_of
+from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
 
 from collections import namedtuple
 
 from qcore import limits
+from qcore.errors import StateError
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
@@ -289,6 +291,11 @@ cdef class Session(Outlet):
         cdef object data, job_id, extra, name
         cdef bytes packed
         cdef bint durable = any([options["durable"] for options in admissions])
+        if len(admissions) > 1 and any([key_of(options["extra"] or {}) is not None for options in admissions]):
+            refused = engine.plan_keys(queue, [(options["job_id"], options["extra"]) for options in admissions],
+                                       broker.now_ms)
+            if refused is not None:
+                raise StateError(f"jobs[{refused[0]}]: {refused[1]}")
         for options in admissions:
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
@@ -327,10 +334,10 @@ cdef class Session(Outlet):
                 how = "staged"
             elif target is self.held and how == "plain":
                 how = "committed"
-            ids.append(engine.c_id(engine.job_at(self.last_slot)))
+            ids.append(engine.c_id(engine.job_at(self.last_slot)) if self.last_slot else engine.kept_by)
         return Added(how, ids)
 
-    def finish(self, str job_id not None, str token, bytes result, bint remove):
+    def finish(self, str job_id not None, str token, bytes result, object remove):
         """Complete a job; see :meth:`Engine.ack`."""
         cdef uint32_t notes = 0
         if result is not None:
@@ -344,7 +351,7 @@ cdef class Session(Outlet):
         c_skip(<const unsigned char *>PyBytes_AS_STRING(data), 0, PyBytes_GET_SIZE(data), &notes)
         return self.broker.engine.update(job_id, data, notes=notes)
 
-    def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, bint remove):
+    def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, object remove):
         """Fail a job; see :meth:`Engine.fail`."""
         return self.broker.engine.fail(job_id, self.broker.now_ms, token=token, error=error, stack=stack,
                                        unrecoverable=unrecoverable, remove=remove,
@@ -547,11 +554,11 @@ cdef class Session(Outlet):
         spec.run_ms = spec.created_ms + <int64_t>delay
         staged = broker.durable and durable
         self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
-        if how != REUSED and broker.engine.job_at(self.last_slot).state == STAGED:
+        if self.last_slot and broker.engine.job_at(self.last_slot).state == STAGED:
             # Added again while its commit is on its way, it depends on the next one as well.
-            broker.staged[self.last_slot] = None
+            broker.staged[self.last_slot] = broker.engine.job_at(self.last_slot).seq
             return broker.c_reply(self, True, True)
-        if how == REUSED or staged:
+        if how == REUSED or how == REPLACED or staged:
             return broker.c_reply(self, broker.durable, False)
         return broker.c_reply(self, broker.hold_adds, False)
 

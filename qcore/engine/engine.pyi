@@ -51,7 +51,7 @@ class Engine(Queries):
         token: str | None = None,
         result: bytes | None = None,
         result_notes: int = 0,
-        remove: bool = False,
+        remove: bool | int | dict[str, Any] = False,
         remember: bool = False,
     ) -> bool: ...
     def fail(
@@ -63,7 +63,7 @@ class Engine(Queries):
         error: str = "",
         stack: list[str] | None = None,
         unrecoverable: bool = False,
-        remove: bool = False,
+        remove: bool | int | dict[str, Any] = False,
         remember: bool = False,
     ) -> bool: ...
     def renew(
@@ -106,6 +106,7 @@ class Engine(Queries):
     def configure(
         self, queue: str, *, dead: dict[str, Any] | None = None, stalls: dict[str, Any] | None = None
     ) -> None: ...
+    def remove_job_key(self, job_id: str) -> bool: ...
     def add_log(self, job_id: str, message: str, level: str, now_ms: int) -> None: ...
     def clear_logs(self, job_id: str, *, keep: int = 0) -> None: ...
     def close_session(self, session: int, now_ms: int) -> int: ...

@@ -24,9 +24,10 @@ from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REWRITE,
-    F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_KEEPS, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
+    F_REWRITE, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
+from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue
 from qcore.engine.queries cimport Queries
 from qcore.engine.table cimport EV_DELAYED, EV_PAUSED, EV_REMOVED, EV_RESUMED, EV_WAITING
@@ -73,7 +74,13 @@ cdef class Engine(Queries):
              double priority=0, int64_t delay_ms=0, int64_t created_ms=-1, uint32_t attempts=3,
              uint32_t backoff_ms=1000, bint lifo=False, bint remove_on_complete=False,
              bint remove_on_fail=False, dict extra=None):
-        """Admit one job and return its id; the id of the live job that holds ``job_id`` already."""
+        """Admit one job and return its id; that of the live job that holds its id or its unique key already.
+
+        ``extra`` has its rare options and passes to the engine: see :mod:`~qcore.engine.keys` for those
+        of a key; ``removeOnComplete`` and ``removeOnFail`` other than booleans stand there as well.
+
+        :raises StateError: the unique key is held and does not permit what the job asks
+        """
         cdef Spec spec
         cdef int how
         cdef uint32_t slot
@@ -96,7 +103,7 @@ cdef class Engine(Queries):
             slot = self.c_add(self.c_queue(queue), &spec, extra, now_ms, False, &how)
         finally:
             blob_free(spec.data)
-        return self.c_id(self.job_at(slot))
+        return self.c_id(self.job_at(slot)) if slot else self.kept_by
 
     def push_many(self, str queue not None, list datas not None, int64_t now_ms):
         """Admit plain jobs, one for each packed payload; their ids in order."""
@@ -155,11 +162,12 @@ cdef class Engine(Queries):
                 else PyBytes_FromStringAndSize(<char *>blob_bytes(job.data), job.data.size))
 
     def ack(self, str job_id not None, int64_t now_ms, *, str token=None, bytes result=None,
-            uint32_t result_notes=0, bint remove=False, bint remember=False):
+            uint32_t result_notes=0, object remove=False, bint remember=False):
         """Complete an active job; False when the engine had ended this delivery before.
 
         ``result_notes`` are the ``BlobNote`` bits of the result. With ``remember`` the outcome is
         kept by its token, so that the same call again, after a lost reply, answers the same.
+        ``remove`` other than False takes the place of the job's own policy.
 
         :raises StateError: the job is not active
         :raises LeaseError: the token is missing or wrong
@@ -174,6 +182,8 @@ cdef class Engine(Queries):
             raise refusal(verdict, job_id)
         if result is not None:
             packed = blob_new(<const char *>result, len(result), result_notes)
+        if remove is not False and remove is not True:
+            remove = self.c_keep(slot, "removeOnComplete", remove)
         if verdict == LATE:
             self.c_complete_late(slot, packed, remove, now_ms)
         else:
@@ -183,14 +193,17 @@ cdef class Engine(Queries):
         return True
 
     def fail(self, str job_id not None, int64_t now_ms, *, str token=None, str error="", list stack=None,
-             bint unrecoverable=False, bint remove=False, bint remember=False):
+             bint unrecoverable=False, object remove=False, bint remember=False):
         """Fail an active job: retry after its backoff, or dead-letter it. False as for :meth:`ack`.
+
+        ``remove`` as there, if this is the end of the job.
 
         :raises StateError: the job is not active
         :raises LeaseError: the token is missing or wrong
         """
         cdef uint64_t hi, lo
         cdef uint32_t slot = self.c_slot(job_id)
+        cdef Job *job
         cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
         if verdict == ALREADY_FINAL:
             return self.final_tokens[(hi, lo)] == "failed"
@@ -198,10 +211,22 @@ cdef class Engine(Queries):
             return False
         if verdict != MAY:
             raise refusal(verdict, job_id)
+        if remove is not False and remove is not True:
+            job = self.job_at(slot)
+            remove = ((unrecoverable or job.attempts + 1 >= job.max_attempts)
+                      and self.c_keep(slot, "removeOnFail", remove))
         self.c_fail(slot, error, stack, "max_attempts_exceeded", unrecoverable, remove, now_ms)
         if remember and hi:
             self.c_finalise(hi, lo, "failed")
         return True
+
+    cdef bint c_keep(self, uint32_t slot, str option, object policy) except -1:
+        """Give a job that ends now another policy of removal; whether nothing at all is to be kept."""
+        cdef Job *job = self.job_at(slot)
+        self.c_extra(job)[option] = policy
+        job.flags = (job.flags | F_KEEPS) & ~<uint32_t>(
+            F_REMOVE_ON_COMPLETE if option == "removeOnComplete" else F_REMOVE_ON_FAIL)
+        return (policy.get("count") if isinstance(policy, dict) else policy) == 0
 
     def renew(self, str job_id not None, int64_t now_ms, int64_t now_ns, *, str token=None, int64_t lease_ms=0):
         """Renew the lease of a delivery; False when it is not this token's any more."""
@@ -263,6 +288,8 @@ cdef class Engine(Queries):
         elif job.state == DELAYED:
             self.c_retime(slot, now_ms, now_ms)
         elif job.state == FAILED:
+            if not self.c_key_free(slot, now_ms):
+                raise StateError(f"Cannot move job {job_id} to waiting: another job holds its unique key")
             self.c_revive(slot, now_ms)
         elif job.state != READY:
             raise StateError(f"Cannot move job from state '{self.c_state_name(job)}' to waiting")
@@ -286,19 +313,24 @@ cdef class Engine(Queries):
     def retry_dead(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1):
         """Revive dead letters of a queue: one by id, the oldest ``count``, or all. How many."""
         cdef Queue q = self.queues.get(queue)
-        cdef uint32_t slot
+        cdef uint32_t slot, at
         cdef Py_ssize_t n = 0
         if q is None:
             return 0
         if job_id is not None:
             slot = self.c_slot(job_id)
-            if not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index:
+            if not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index \
+                    or not self.c_key_free(slot, now_ms):
                 return 0
             self.c_revive(slot, now_ms)
             return 1
-        while q.failed.n and n != count:
-            self.c_revive(self.run_at(q.failed.head).job, now_ms)
-            n += 1
+        at = q.failed.head
+        while at and n != count:
+            slot = self.run_at(at).job
+            at = self.run_at(at).next
+            if self.c_key_free(slot, now_ms):
+                self.c_revive(slot, now_ms)
+                n += 1
         return n
 
     def remove(self, str job_id not None):
@@ -449,10 +481,15 @@ cdef class Engine(Queries):
             if not slot or self.job_at(slot).state != COMPLETED or self.job_at(slot).queue != q.index:
                 return 0
             slots = [] if self.job_at(slot).flags & F_EVICTED else [slot]
+            count = -1
         else:
-            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms, count)
+            # What another job's key refuses does not count.
+            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms, -1 if q.keys else count)
         for slot in slots:
-            if until_ms is None or self.run_at(self.job_at(slot).run).finished_ms <= until_ms:
+            if n == count:
+                break
+            if (until_ms is None or self.run_at(self.job_at(slot).run).finished_ms <= until_ms) \
+                    and self.c_key_free(slot, now_ms):
                 self.c_redo(slot, now_ms)
                 n += 1
         return n
@@ -478,6 +515,22 @@ cdef class Engine(Queries):
         """
         self.c_configure(self.c_queue(queue), dead or {}, stalls or {})
 
+    def remove_job_key(self, str job_id not None):
+        """Take its unique key from a job; False when it does not hold one."""
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef Job *job
+        cdef Queue q
+        cdef object found
+        if not slot or not self.job_at(slot).flags & F_KEYED:
+            return False
+        job = self.job_at(slot)
+        q = self.c_queue_of(job)
+        found = q.keys.get(key_of(<dict>job.extra))
+        if found is None or <uint32_t>found != slot:
+            return False
+        self.c_drop_key(q, slot)
+        return True
+
     # --- log lines ---------------------------------------------------------------------------
 
     def add_log(self, str job_id not None, str message not None, str level not None, int64_t now_ms):
@@ -486,28 +539,15 @@ cdef class Engine(Queries):
         :raises NotFoundError: the job is not there
         """
         cdef uint32_t slot = self.c_known(job_id)
-        cdef dict extra
-        cdef list lines
         if not slot:
             raise NotFoundError("Job not found")
-        extra = self.c_extra(self.job_at(slot))
-        lines = extra.setdefault("logs", [])
-        lines.append([now_ms, level, message])
-        keep = extra.get("keepLogs")
-        keep = limits.MAX_LOG_LINES if keep is None else max(0, min(int(keep), limits.MAX_LOG_LINES))
-        del lines[:max(0, len(lines) - keep)]
-        self.c_mark(slot, self.job_at(slot))
+        self.c_add_log(self.job_at(slot), now_ms, level, message)
 
     def clear_logs(self, str job_id not None, *, Py_ssize_t keep=0):
         """Drop the log of a job but its newest ``keep`` lines."""
         cdef uint32_t slot = self.c_known(job_id)
-        cdef list lines
-        if not slot or self.job_at(slot).extra == NULL:
-            return
-        lines = (<dict>self.job_at(slot).extra).get("logs")
-        if lines and len(lines) > keep:
-            del lines[:len(lines) - max(0, keep)]
-            self.c_mark(slot, self.job_at(slot))
+        if slot:
+            self.c_clear_log(self.job_at(slot).seq, keep)
 
     def close_session(self, uint32_t session, int64_t now_ms):
         """A connection ended: give back, uncharged, the deliveries it never renewed. How many."""
@@ -618,6 +658,7 @@ cdef class Engine(Queries):
             if job.flags & F_DIRTY:
                 n_dirty += 1
                 assert self.tracking and self.dirty[job.dirty_at] == slot
+            self.c_check_logs(job, job.seq)
             assert not job.flags & F_REWRITE or job.flags & F_DIRTY or not self.tracking
             has_run = job.state in (ACTIVE, COMPLETED, FAILED)
             assert (job.run != 0) == has_run, f"slot {slot}: state {job.state}, run {job.run}"
@@ -653,6 +694,7 @@ cdef class Engine(Queries):
             assert due == (<dict>self.job_at(slot).extra)["dlq"]["expiresAt"]
         assert n_evicted == len(self.evicted)
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
+        self.c_check_keys()
         self.done._check()
         self.due._check()
         self.deadlines._check()

@@ -38,7 +38,9 @@ cdef enum JobFlag:
     F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
     F_REWRITE = 1 << 20     # the data changed: the next row replaces the stored one whole
     F_NEEDED = 1 << 21      # live jobs depend on its outcome
-    F_RARE = 1024 + 512 + 256 + 128 + 2048 + (1 << 21)     # more than the plain life: one test on the hot path
+    F_LOGGED = 1 << 22      # has written down lines, or had
+    # More than the plain life: one test on the hot path
+    F_RARE = 1024 + 512 + 256 + 128 + 2048 + (1 << 21) + (1 << 22)
 
 cdef enum BlobNote:
     NOTE_INT64 = 1          # the packed value holds 64-bit integers

@@ -60,9 +60,7 @@ cdef class Queries(Schedules):
     def logs(self, str job_id not None):
         """The log of a job as [ms, level, message], oldest first; empty when the job is not there."""
         cdef uint32_t slot = self.c_known(job_id)
-        if not slot or self.job_at(slot).extra == NULL:
-            return []
-        return [list(line) for line in (<dict>self.job_at(slot).extra).get("logs", ())]
+        return [list(line) for line in self.c_log(self.job_at(slot).seq)] if slot else []
 
     def queue(self, str name not None):
         """The queue of that name, or None."""

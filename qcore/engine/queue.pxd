@@ -40,6 +40,8 @@ cdef class Queue:
     cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
     cdef readonly Meter completions, failures   # terminal outcomes by minute, over restarts
     cdef bint counted           # its telemetry is in the gathering cut
+    cdef dict keys              # unique key -> slot of the live job that holds it
+    cdef dict kept              # unique key -> number of a key that outlives its job
     cdef uint32_t check         # handle in the engine's heap of checks; 0 = none is set
     cdef Py_ssize_t n_waits     # pulls that wait for a job; kept by the host
     cdef bint woken             # listed in the engine's wake list

@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from qcore.engine.listing cimport Listing, Tally
+from qcore.engine.listing cimport Tally
 from qcore.engine.meter cimport Meter
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport SkipList
@@ -56,6 +56,8 @@ cdef class Queue:
         self.stall_settings = {}
         self.completions = Meter()
         self.failures = Meter()
+        self.keys = {}
+        self.kept = {}
 
     @property
     def dlq_config(self):

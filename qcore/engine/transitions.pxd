@@ -1,16 +1,21 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.job cimport Blob, Job, Run
-from qcore.engine.queue cimport Queue
-from qcore.engine.table cimport Table
+from qcore.engine.keys cimport Keys
+from qcore.engine.queue cimport Queue, RunList
 
 cdef enum:
     PROMOTIONS = 50000          # due jobs moved in one turn, so that a flood cannot stall the host
+    REMOVALS = 1000             # finished jobs removed by the policy of one
+    SKIPS = 100                 # ... and looked at in vain, because others need them
 
 cdef enum Admission:            # how c_add answered
     ADDED = 1
     EXISTING = 2                # a live job holds the id: nothing was stored
     REUSED = 3                  # a finished job held the id: a new generation began
+    DUPLICATE = 4               # a live job holds the unique key: nothing was stored
+    THROTTLED = 5               # likewise, but that job is gone: there is no slot, `kept_by` has its id
+    REPLACED = 6                # the key passed over from a live job
 
 cdef enum Verdict:              # whether a caller may act on a job
     MAY = 0
@@ -39,8 +44,13 @@ cdef struct Spec:
     uint32_t flags
 
 
-cdef class Transitions(Table):
-    cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except 0
+cdef class Transitions(Keys):
+    cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0
+    cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
+                              int *how) except? 0
+    cdef uint32_t c_rare_flags(self, dict extra) except? 0
+    cdef int c_trim(self, Queue q, RunList *list_, object policy, int64_t now_ms) except -1
+    cdef int c_let_go(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
     cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_enqueue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1

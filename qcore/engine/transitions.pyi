@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from qcore.engine.table import Table
+from qcore.engine.keys import Keys
 
-class Transitions(Table): ...
+class Transitions(Keys): ...

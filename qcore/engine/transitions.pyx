@@ -7,19 +7,23 @@ is the only way out of the active state, and a job becomes terminal only in
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
-    F_LIFO, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run,
+    F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED,
+    Blob, Job, Run,
     blob_bytes, blob_free, blob_new,
 )
+from qcore.engine.keys cimport (
+    KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, Keys, key_of,
+)
 from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
-from qcore.engine.queue cimport Queue
+from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport (
-    EV_COMPLETED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, EV_WAITING, Table,
+    EV_COMPLETED, EV_DUPLICATED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, EV_WAITING,
 )
 from qcore.structs.skiplist cimport Key
 from qcore.structs.slab cimport slab_alloc, slab_free
@@ -27,6 +31,7 @@ from qcore.structs.tokens cimport TokenEntry
 
 from qcore import limits
 from qcore.engine import backoff
+from qcore.errors import StateError
 
 cdef enum:
     LATE_ANSWERS = 10000
@@ -39,23 +44,29 @@ cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
     return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
-cdef class Transitions(Table):
-    """A :class:`~qcore.engine.table.Table` with the rules of the life of a job."""
+cdef class Transitions(Keys):
+    """:class:`~qcore.engine.keys.Keys` with the rules of the life of a job."""
 
     # --- admission -----------------------------------------------------------------
 
-    cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except 0:
-        """Admit one job; the slot of the new or the existing job.
+    cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0:
+        """Admit one job; the slot of the new or the existing job, 0 for ``THROTTLED``.
 
         ``spec.data`` passes to the engine in every case. A staged job is known by its id
-        only, until :meth:`c_publish`. O(1) for a job at the end of its priority.
+        and its unique key only, until :meth:`c_publish`. O(1) for a job at the end of its
+        priority.
+
+        :raises StateError: its unique key is held and does not permit what it asks
         """
         cdef uint64_t hi = 0, lo = 0
-        cdef uint32_t slot, flags = spec.flags
+        cdef uint32_t slot, flags = spec.flags, predecessor = 0, holder = 0
         cdef uint64_t done_hi, done_lo
         cdef Blob *text = NULL
         cdef Job *job
+        cdef int verdict
         how[0] = ADDED
+        if extra is not None:
+            flags |= self.c_rare_flags(<dict>extra)
         if spec.id_text != NULL:
             slot = self.c_find(spec.id_text, spec.id_n)
             if slot:
@@ -65,9 +76,26 @@ cdef class Transitions(Table):
                     blob_free(spec.data)
                     spec.data = NULL
                     return slot
+                predecessor = slot
+        if flags & F_KEYED:
+            verdict = self.c_judge_key(q, <dict>extra, now_ms, &holder)
+            if verdict >= KEY_HELD and verdict != KEY_REPLACED and verdict != KEY_PASSED:
+                blob_free(spec.data)
+                spec.data = NULL
+                return self.c_duplicate(q, verdict, holder, <dict>extra, now_ms, how)
+            if holder:
+                if verdict != KEY_FREE:
+                    how[0] = REPLACED
+                    staged = False      # its predecessor goes now; one cut carries both
+                self.c_pass_key(q, holder)
+                if verdict == KEY_REPLACED:
+                    self.c_forget(holder)
+        if predecessor:
+            if how[0] == ADDED:
                 how[0] = REUSED
-                staged = False          # its predecessor is gone already; one cut carries both
-                self.c_forget(slot)
+            staged = False
+            self.c_forget(predecessor)
+        if spec.id_text != NULL:
             flags |= F_CUSTOM_ID
             if uuid_parse(spec.id_text, spec.id_n, &hi, &lo):
                 done_hi = hi
@@ -110,6 +138,8 @@ cdef class Transitions(Table):
         if extra is not None:
             Py_INCREF(extra)
             job.extra = <PyObject *>extra
+            if flags & F_KEYED:
+                self.c_take_key(q, slot, <dict>extra, now_ms)
         job.first_state = DELAYED if spec.run_ms > now_ms else READY
         job.state = STAGED
         q.n_staged += 1
@@ -119,6 +149,35 @@ cdef class Transitions(Table):
         if not staged:
             self.c_publish(slot, now_ms)
         return slot
+
+    cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
+                              int *how) except? 0:
+        """Answer an add whose unique key another job holds: the slot of that job, or a refusal."""
+        cdef Job *job
+        if verdict == KEY_KEPT:
+            how[0] = THROTTLED
+            if self.c_event(q, EV_DUPLICATED):
+                self.events.append(("duplicated", q.name, self.kept_by, now_ms, None))
+            return 0
+        job = self.job_at(holder)
+        if verdict == KEY_BUSY or verdict == KEY_TIED:
+            raise StateError(self.c_key_refusal(verdict, self.c_id(job)))
+        how[0] = DUPLICATE
+        if verdict == KEY_EXTENDED:
+            (<dict>job.extra)["keyExpires"] = now_ms + <int64_t>extra["deduplicationTtl"]
+            self.c_mark(holder, job)
+        if self.c_event(q, EV_DUPLICATED):
+            self.c_emit(EV_DUPLICATED, q, job, now_ms, None)
+        return holder
+
+    cdef uint32_t c_rare_flags(self, dict extra) except? 0:
+        """Flags that follow from what stands in the rare options of a new job."""
+        cdef uint32_t flags = 0
+        if key_of(extra) is not None:
+            flags |= F_KEYED
+        if "removeOnComplete" in extra or "removeOnFail" in extra:
+            flags |= F_KEEPS
+        return flags
 
     cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1:
         """Make a staged job claimable and known. One that was ready when it was added is ready now."""
@@ -359,6 +418,8 @@ cdef class Transitions(Table):
         run.result = result
         job.state = COMPLETED
         if job.flags & F_RARE:
+            if job.flags & F_KEYED:
+                self.c_release_key(slot, job)
             self.c_after_completed(slot, now_ms)
         if remove:
             self.c_forget_done(slot, job, q)
@@ -369,12 +430,69 @@ cdef class Transitions(Table):
         self.c_mark(slot, job)
         if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
             self.c_evict(evicted.value)
+        if job.flags & F_KEEPS:
+            self.c_trim(q, &q.completed, (<dict>job.extra).get("removeOnComplete"), now_ms)
         return 0
+
+    cdef int c_trim(self, Queue q, RunList *list_, object policy, int64_t now_ms) except -1:
+        """Remove what a policy does not keep of the finished jobs of a queue, oldest first.
+
+        ``policy``: a number that is kept, or {count, age in seconds}; None keeps all. What
+        live jobs need stays. Bounded, so that the first job with a policy in a full queue
+        does not stop the others; each end removes about one, so O(1) amortised.
+        """
+        cdef object count = policy, age = None
+        cdef Py_ssize_t over = 0, removals = 0, skips = 0
+        cdef int64_t oldest_ms = INT64_MIN
+        cdef uint32_t at = list_.head, slot
+        cdef Run *run
+        cdef Job *job
+        if policy is None:
+            return 0
+        if isinstance(policy, dict):
+            count = (<dict>policy).get("count")
+            age = (<dict>policy).get("age")
+        if count is not None:
+            over = list_.n - <Py_ssize_t>min(count, list_.n)
+        if age is not None:
+            oldest_ms = now_ms - <int64_t>min(age * 1000, MAX_SPAN_MS)
+        while at and removals < REMOVALS and skips < SKIPS:
+            run = self.run_at(at)
+            if over <= 0 and run.finished_ms >= oldest_ms:
+                break
+            over -= 1
+            at = run.next
+            slot = run.job
+            job = self.job_at(slot)
+            if job.flags & F_NEEDED:
+                skips += 1
+                continue
+            removals += 1
+            if job.state == FAILED:
+                self.c_forget(slot)
+            else:
+                self.c_let_go(q, slot, job, run)
+        return 0
+
+    cdef int c_let_go(self, Queue q, uint32_t slot, Job *job, Run *run) except -1:
+        """Remove a completed job that its queue does not keep. It stays known as completed."""
+        cdef TokenEntry evicted
+        cdef uint64_t hi = job.id_hi, lo = job.id_lo
+        if job.flags & F_TEXT_ID:
+            hi = lo
+            lo = ~lo
+        self.c_list_remove(&q.completed, run)
+        self.done.c_add(hi, lo, q.index, 0, &evicted)       # it is there: only its slot goes
+        return self.c_forget_done(slot, job, q)
 
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1:
         """Drop a job that is in no list any more, with its row."""
         if job.flags & F_RARE:
             self.c_before_forgotten(slot)
+            if job.flags & F_KEYED:
+                self.c_release_key(slot, job)
+            if job.flags & F_LOGGED:
+                self.c_drop_log(job.seq)
         if job.flags & F_WATCHED:
             self.c_settle(job, "failed" if job.state == FAILED else "removed", NULL)
         self.index.c_del(self.c_hash_of(job), slot)
@@ -450,6 +568,8 @@ cdef class Transitions(Table):
                 self.c_outcome(q, q.failures, now_ms)
                 job.state = FAILED
                 if job.flags & F_RARE:
+                    if job.flags & F_KEYED:
+                        self.c_release_key(slot, job)
                     self.c_after_failed(slot, error, now_ms)
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
@@ -530,7 +650,11 @@ cdef class Transitions(Table):
         self.c_list_append(&q.failed, job.run, run)
         self.c_mark(slot, job)
         if job.flags & F_RARE:
+            if job.flags & F_KEYED:
+                self.c_release_key(slot, job)
             self.c_after_failed(slot, error, now_ms)
+            if job.flags & F_KEEPS and not job.flags & F_REMOVE_ON_FAIL:
+                self.c_trim(q, &q.failed, extra.get("removeOnFail"), now_ms)
         self.c_purge(q, q.dlq_max_entries)
         return 0
 
@@ -655,6 +779,11 @@ cdef class Transitions(Table):
             q.check = 0
             self.c_check_queue(q, now_ms, now_ns)
             left -= 1
+        while self.key_ends.c_first(&due, &item) and due <= now_ms:
+            if left <= 0:
+                return 1
+            self.c_drop_kept(item)
+            left -= 1
         return self.c_advance_more(now_ms, now_ns, left)
 
     cdef int c_set_check(self, Queue q, int64_t at_ns) except -1:
@@ -734,6 +863,8 @@ cdef class Transitions(Table):
         cdef list timeline = self.c_timeline(job, extra)
         self.c_leave_dead(q, self.run_at(job.run))
         extra.pop("dlq", None)
+        if job.flags & F_KEYED:
+            self.c_retake_key(slot, job, now_ms)
         job.attempts = 0
         job.stalls = 0
         job.run_ms = now_ms
@@ -784,6 +915,8 @@ cdef class Transitions(Table):
         blob_free(run.result)
         slab_free(&self.runs, job.run)
         job.run = 0
+        if job.flags & F_KEYED:
+            self.c_retake_key(slot, job, now_ms)
         job.attempts = 0
         job.stalls = 0
         job.run_ms = now_ms
@@ -885,6 +1018,8 @@ cdef class Transitions(Table):
                     if job.state == STAGED and job.queue == q.index and job.seq <= q.floor_seq:
                         q.floor_seq = job.seq - 1
         self.c_clear_counts(q)
+        for number in list(q.kept.values()):
+            self.c_drop_kept(number)
         q.paused = False
         q.dlq_settings.clear()
         q.stall_settings.clear()
@@ -918,6 +1053,10 @@ cdef class Transitions(Table):
             if left < 0 or other < left:
                 left = other
         if self.expiries.c_first(&due, &item):
+            other = _later(0, max(0, due - now_ms))
+            if left < 0 or other < left:
+                left = other
+        if self.key_ends.c_first(&due, &item):
             other = _later(0, max(0, due - now_ms))
             if left < 0 or other < left:
                 left = other

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference.counting import Journal, Outcomes
+from qcore.reference.keys import Key, Keys
 
 LATE_ANSWERS = 10_000
 _TOKEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 Event = tuple[str, str, str, int, object]
+#: What is done with a job at its end: removed or not, or how many are kept, or {age in seconds, count}.
+Removal = bool | int | dict[str, float]
 
 
 @dataclass
@@ -55,6 +58,9 @@ class Job:
     remove_on_fail: bool
     ttl_ms: int | None
     timeout_ms: int | None
+    key: Key | None = None
+    keep_completed: Removal = False  # other than the two flags
+    keep_failed: Removal = False
     state: str = "delayed"  # delayed, ready, active, completed, failed
     attempts: int = 0
     stalls: int = 0
@@ -96,8 +102,13 @@ class Saved:
 
     jobs: dict[str, Job] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
+    kept: dict[tuple[str, tuple[str, bool]], tuple[int, str]] = field(default_factory=dict)
     #: By job: both clocks when its row was written.
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def keeps_none(removal: Removal) -> bool:
+    return (removal.get("count") if isinstance(removal, dict) else removal) == 0
 
 
 def _as_row(job: Job, now: Job) -> Job:
@@ -110,13 +121,16 @@ def _as_row(job: Job, now: Job) -> Job:
     if row.state == "delayed" and now.state == "ready":
         row.state = "ready"
     row.ended = (row.ended[0], 0)
+    row.log = now.log  # has a table of its own
+    if row.key is not None and now.key is not None:
+        row.key.holds = now.key.holds
     if row.delivery is not None:
         row.delivery.session = 0
         row.delivery.expires_ns = row.delivery.timeout_ns = None
     return row
 
 
-class Engine:
+class Engine(Keys):
     """All jobs of a broker. Times as in the compiled engine: wall clock in ms, monotonic clock in ns."""
 
     def __init__(
@@ -127,9 +141,10 @@ class Engine:
         max_minutes: int = 20_160,
         retry_wait_ms: Callable[[str], int] = lambda job_id: 0,
     ) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs = {}
+        self.kept = {}
         self.queues: dict[str, Queue] = {}
-        self.events: list[Event] = []
+        self.events = []
         self.retry_wait_ms = retry_wait_ms
         self._max_completed = max_completed
         self._max_events = max_events
@@ -189,12 +204,16 @@ class Engine:
                 waits.append(max(0, job.delivery.deadline_ns - now_ns))
             if job.expires_ms is not None:
                 waits.append(max(0, job.expires_ms - now_ms) * 1_000_000)
+        waits += [max(0, end - now_ms) * 1_000_000 for end, _ in self.kept.values()]
         return min(waits, default=None)
 
     # --- adding --------------------------------------------------------------------------
 
     def _queue(self, name: str) -> Queue:
         return self.queues.setdefault(name, Queue(journal=Journal(self._max_events)))
+
+    def _told(self, queue: str, job_id: str, now_ms: int) -> None:
+        self._tell("duplicated", queue, job_id, now_ms, None)
 
     def _emit(self, kind: str, job: Job, now_ms: int, data: object = None) -> None:
         self._tell(kind, job.queue, job.id, now_ms, data)
@@ -232,6 +251,9 @@ class Engine:
         remove_on_fail: bool = False,
         ttl_ms: int | None = None,
         timeout_ms: int | None = None,
+        key: Key | None = None,
+        keep_completed: Removal = False,
+        keep_failed: Removal = False,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
         q = self._queue(queue)
@@ -239,6 +261,11 @@ class Engine:
             holder = self.jobs.get(job_id)
             if holder is not None and holder.state not in ("completed", "failed"):
                 return job_id
+        if key is not None:
+            held_by = self._make_way(queue, key, now_ms)
+            if held_by is not None:
+                return held_by
+        if job_id is not None:
             self.jobs.pop(job_id, None)
             self._evidence.pop(job_id, None)
         self._seq += 1
@@ -257,8 +284,12 @@ class Engine:
             remove_on_fail=remove_on_fail,
             ttl_ms=ttl_ms,
             timeout_ms=timeout_ms,
+            key=key,
+            keep_completed=keep_completed,
+            keep_failed=keep_failed,
         )
         self.jobs[job.id] = job
+        self._take(job, now_ms)
         self._enqueue(job, now_ms)
         q.pushed += 1
         self._emit("pushed", job, now_ms)
@@ -290,7 +321,7 @@ class Engine:
         for job_id in self.ready(queue):
             job = self.jobs[job_id]
             if job.ttl_ms is not None and now_ms > job.created_ms + job.ttl_ms:
-                del self.jobs[job_id]
+                self._drop(job_id)
                 continue
             job.state = "active"
             job.delivery = Delivery(
@@ -345,11 +376,15 @@ class Engine:
         *,
         token: str | None = None,
         result: bytes | None = None,
-        remove: bool = False,
+        remove: Removal = False,
     ) -> bool:
         if self._judge(job_id, token) == "final":
             return False
         job = self.jobs[job_id]
+        if not isinstance(remove, bool):
+            job.keep_completed, job.remove_on_complete = remove, False
+            remove = keeps_none(remove)
+        self._release(job)
         job.delivery = job.last_token = None
         self._queue(job.queue).completed += 1
         self._queue(job.queue).completions.count(now_ms, self._max_minutes)
@@ -366,7 +401,21 @@ class Engine:
             if oldest in self.jobs and self.jobs[oldest].state == "completed":
                 del self.jobs[oldest]
         self._evidence[job_id] = None
+        if job_id in self.jobs:
+            self._trim(job.queue, "completed", job.keep_completed, now_ms)
         return True
+
+    def _trim(self, queue: str, state: str, policy: Removal, now_ms: int) -> None:
+        """Remove what the policy of the last job to end does not keep, oldest first."""
+        if isinstance(policy, bool):
+            return
+        kept = policy if isinstance(policy, dict) else {"count": policy}
+        ended = sorted(self._of(queue, state), key=lambda job: job.ended[1])
+        over = len(ended) - int(kept.get("count", len(ended)))
+        for i, job in enumerate(ended):
+            if i >= over and ("age" not in kept or job.ended[0] >= now_ms - int(kept["age"] * 1000)):
+                break
+            self._drop(job.id)
 
     def _end(self, job: Job, now_ms: int) -> None:
         self._ended += 1
@@ -380,11 +429,16 @@ class Engine:
         token: str | None = None,
         error: str = "",
         unrecoverable: bool = False,
-        remove: bool = False,
+        remove: Removal = False,
     ) -> bool:
         if self._judge(job_id, token) != "may":
             return False
-        self._fail(self.jobs[job_id], now_ms, error, unrecoverable, remove)
+        job = self.jobs[job_id]
+        if not isinstance(remove, bool):
+            if unrecoverable or job.attempts + 1 >= job.max_attempts:
+                job.keep_failed, job.remove_on_fail = remove, False
+            remove = keeps_none(remove)
+        self._fail(job, now_ms, error, unrecoverable, remove)
         return True
 
     def _fail(self, job: Job, now_ms: int, error: str, final: bool, remove: bool) -> None:
@@ -400,7 +454,7 @@ class Engine:
         if remove or job.remove_on_fail:
             self._queue(job.queue).failed += 1
             self._queue(job.queue).failures.count(now_ms, self._max_minutes)
-            del self.jobs[job.id]
+            self._drop(job.id)
         else:
             self._bury(job, now_ms)
 
@@ -408,9 +462,12 @@ class Engine:
         q = self._queue(job.queue)
         q.failed += 1
         q.failures.count(now_ms, self._max_minutes)
+        self._release(job)
         job.state = "failed"
         job.expires_ms = None if q.dead_max_age_ms is None else now_ms + q.dead_max_age_ms
         self._end(job, now_ms)
+        if not job.remove_on_fail:
+            self._trim(job.queue, "failed", job.keep_failed, now_ms)
         self._purge(job.queue, q.dead_max_entries)
 
     def _purge(self, queue: str, kept: int) -> int:
@@ -477,7 +534,7 @@ class Engine:
         if job is None or job.state not in ("ready", "delayed"):
             return False
         self._emit("removed", job, now_ms, "waiting" if job.state == "ready" else "delayed")
-        del self.jobs[job_id]
+        self._drop(job_id)
         return True
 
     def discard(self, job_id: str, now_ms: int, *, token: str | None = None) -> None:
@@ -495,7 +552,7 @@ class Engine:
     def drain(self, queue: str) -> int:
         queued = self._of(queue, "ready", "delayed")
         for job in queued:
-            del self.jobs[job.id]
+            self._drop(job.id)
         return len(queued)
 
     def obliterate(self, queue: str) -> None:
@@ -503,6 +560,7 @@ class Engine:
             del self.jobs[job.id]
             if job.state == "completed":
                 self._evidence.pop(job.id, None)
+        self.kept = {place: what for place, what in self.kept.items() if place[0] != queue}
         if queue in self.queues:
             q = self.queues[queue]
             q.paused, q.max_stalls = False, 3
@@ -608,28 +666,37 @@ class Engine:
         done = sorted(self._of(queue, "completed"), key=lambda job: job.ended)
         if job_id is not None:
             done, count = [job for job in done if job.id == job_id], -1
-        chosen = [job for job in done if until_ms is None or job.ended[0] <= until_ms]
-        chosen = chosen if count < 0 else chosen[:count]
-        for job in chosen:
+        n = 0
+        for job in done:
+            if n == count:
+                break
+            if (until_ms is not None and job.ended[0] > until_ms) or not self._may_restart(job, now_ms):
+                continue
+            n += 1
             self._evidence.pop(job.id, None)
             job.result, job.progress = None, (0, None)
             self._start_over(job, now_ms, "completed")
-        return len(chosen)
+        return n
 
     def retry_dead(self, queue: str, now_ms: int, *, job_id: str | None = None, count: int = -1) -> int:
         chosen = self.failed(queue)
         if job_id is not None:
             chosen, count = [one for one in chosen if one == job_id], -1
-        chosen = chosen if count < 0 else chosen[:count]
+        n = 0
         for one in chosen:
-            self._start_over(self.jobs[one], now_ms, "failed")
-        return len(chosen)
+            if n == count:
+                break
+            if self._may_restart(self.jobs[one], now_ms):
+                self._start_over(self.jobs[one], now_ms, "failed")
+                n += 1
+        return n
 
     def _start_over(self, job: Job, now_ms: int, before: str) -> None:
         self._emit("waiting", job, now_ms, before)
         job.attempts = job.stalls = 0
         job.expires_ms = None
         job.run_ms = now_ms
+        self._retake(job, now_ms)
         self._enqueue(job, now_ms)
 
     def purge_dead(self, queue: str) -> int:
@@ -676,8 +743,9 @@ class Engine:
     # --- the rest ------------------------------------------------------------------------
 
     def remove(self, job_id: str) -> bool:
-        if self.jobs.pop(job_id, None) is None:
+        if job_id not in self.jobs:
             return False
+        self._drop(job_id)
         self._evidence.pop(job_id, None)
         return True
 
@@ -727,6 +795,7 @@ class Engine:
         for job in list(self.jobs.values()):
             if job.expires_ms is not None and job.expires_ms <= now_ms:
                 del self.jobs[job.id]
+        self.kept = {place: what for place, what in self.kept.items() if what[0] > now_ms}
 
     # --- a store -------------------------------------------------------------------------
 
@@ -736,7 +805,7 @@ class Engine:
         The others keep their rows, and must not differ from them but by what needs no
         row: that their time has come, or which session holds them.
         """
-        saved = copy.deepcopy(Saved(jobs=self.jobs, queues=self.queues))
+        saved = copy.deepcopy(Saved(jobs=self.jobs, queues=self.queues, kept=self.kept))
         for job_id, job in saved.jobs.items():
             if job.seq in changed:
                 saved.written[job_id] = (now_ms, now_ns)
@@ -744,6 +813,7 @@ class Engine:
             row = before.jobs[job_id]
             assert _as_row(row, job) == _as_row(job, job), f"{job_id} changed and was not written"
             saved.jobs[job_id] = copy.deepcopy(row)
+            saved.jobs[job_id].log = job.log
             saved.written[job_id] = before.written[job_id]
         return saved
 
@@ -752,6 +822,7 @@ class Engine:
         saved = copy.deepcopy(saved)
         listening = [name for name, q in self.queues.items() if q.listening]
         self.jobs = saved.jobs
+        self.kept = saved.kept
         self._ended = 0
         self.queues = {
             name: Queue(
@@ -777,6 +848,8 @@ class Engine:
         for job in sorted(self.jobs.values(), key=lambda job: job.seq):
             if job.state == "delayed":
                 self._enqueue(job, now_ms)
+            self._restore_key(job, now_ms)
+        for job in sorted(self.jobs.values(), key=lambda job: job.seq):
             delivery = job.delivery
             if delivery is None:
                 continue

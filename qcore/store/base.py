@@ -24,12 +24,13 @@ STATE_UNREADABLE = -1
 #: Tables of small values that stand beside the jobs, each a key and a packed value.
 #:
 #: * ``evidence`` (number): ids that were completed and removed, in order; see the engine
+#: * ``keys`` (number): unique keys that outlive their jobs
 #: * ``logs`` (seq of the job): its log lines
 #: * ``minutes`` (number): closed minutes of the metrics of a queue
 #: * ``schedules`` (name): what is to be added at its time
 #: * ``telemetry`` (queue id): counts of events and outcomes of a queue
 #: * ``webhooks`` (id): addresses that are told of events
-SIDE_TABLES: Final = ("evidence", "logs", "minutes", "schedules", "telemetry", "webhooks")
+SIDE_TABLES: Final = ("evidence", "keys", "logs", "minutes", "schedules", "telemetry", "webhooks")
 
 #: A table and a key in it.
 Side: TypeAlias = tuple[str, int | str]

@@ -4,6 +4,11 @@ CREATE TABLE evidence (
     value BLOB NOT NULL
 ) WITHOUT ROWID;
 
+CREATE TABLE keys (
+    key   INTEGER PRIMARY KEY,
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
 CREATE TABLE logs (
     key   INTEGER PRIMARY KEY,   -- jobs.seq
     value BLOB NOT NULL

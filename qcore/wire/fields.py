@@ -88,7 +88,7 @@ Kind = Literal[
     "batch",  # a list of job option maps
     "data",  # any value, of bounded size
     "dead_config",  # settings of dead letters, what is not of its type left out
-    "dedup",  # {ttl, extend, replace}
+    "dedup",  # {ttl, extend, replace, keepUntilExpiry}
     "event_types",  # a list of 1 to 32 names of events
     "duration",  # ms, or a text of digits; clamped
     "filter",  # selection of dead letters
@@ -109,6 +109,7 @@ Kind = Literal[
     "queue",
     "queues",
     "removal",  # bool, a count to keep, or {age, count}
+    "removals",  # a list of such or nulls
     "repeat",
     "runs",  # number of executions allowed
     "stack",
@@ -408,23 +409,34 @@ def _removal(field: Field) -> Check:
             if not isinstance(count, int):
                 raise Refused(f"{name} must be an integer")
             _bounded(name, count, 0, None)
-            return count
+            return min(count, MAX_SAFE_INTEGER)  # beyond that it says the same
         if not isinstance(value, dict):
             raise Refused(f"{name} must be a boolean, a number or an object")
         out: dict[str, object] = {}
         if given(value.get("age")):
             age = _number(f"{name}.age", value["age"], numeric_text=True)
             _bounded(f"{name}.age", age, 0, None)
-            out["age"] = age
+            out["age"] = min(age, MAX_TIME_MS)
         if given(value.get("count")):
             count = _number(f"{name}.count", value["count"], numeric_text=True)
             if not isinstance(count, int):
                 raise Refused(f"{name}.count must be an integer")
             _bounded(f"{name}.count", count, 0, None)
-            out["count"] = count
+            out["count"] = min(count, MAX_SAFE_INTEGER)
         if not out:
             raise Refused(f"{name} requires age or count")
         return out
+
+    return check
+
+
+def _removals(field: Field) -> Check:
+    one = _removal(field)
+
+    def check(value: object) -> list[object]:
+        if not isinstance(value, list):
+            raise Refused(f"{field.name} must be an array")
+        return [one(item) if given(item) else None for item in value]
 
     return check
 
@@ -437,9 +449,11 @@ def _dedup(field: Field) -> Check:
         out: dict[str, object] = {}
         if given(fields.get("ttl")):
             out["ttl"] = _whole_ms(_number(f"{name}.ttl", fields["ttl"], numeric_text=True))
-        for key in ("extend", "replace"):
+        for key in ("extend", "replace", "keepUntilExpiry"):
             if given(fields.get(key)):
                 out[key] = _flag(fields[key])
+        if out.get("keepUntilExpiry") and "ttl" not in out:
+            raise Refused(f"{name}.keepUntilExpiry requires {name}.ttl")
         return out
 
     return check
@@ -670,6 +684,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "queue": _queue,
     "queues": _queues,
     "removal": _removal,
+    "removals": _removals,
     "repeat": _repeat,
     "runs": _runs,
     "stack": _stack,

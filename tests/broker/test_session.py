@@ -140,6 +140,10 @@ ODD = [
     {"name": "é" * 256},
     {"tags": ["ü"] * 1000},
     {"debounceTtl": 1e300, "debounceId": "x"},
+    {"uniqueKey": "k", "dedup": {"ttl": 1e300, "keepUntilExpiry": True}},
+    {"uniqueKey": "k", "dedup": {"ttl": -1e300}},
+    {"removeOnFail": 2**60},
+    {"removeOnFail": {"age": 1e300, "count": 2**60}},
 ]
 
 
@@ -155,6 +159,8 @@ def test_whatever_is_admitted_can_be_stored_delivered_failed_and_read_back(
     if not reply["ok"]:
         assert "must be a finite number" in reply["error"]
     else:
+        if "debounceTtl" in options:
+            talk.good("Promote", id=reply["id"])
         job = talk.good("PULL", queue="q", owner="w", lockTtl=10)
         assert job["job"]["id"] == reply["id"]
         if "timestamp" in options:

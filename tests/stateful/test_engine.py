@@ -7,6 +7,7 @@ small numbers: collisions are where the errors are.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from qcore.engine.engine import Engine
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import QError
 from qcore.reference.engine import Engine as Twin
-from qcore.reference.engine import Saved
+from qcore.reference.engine import Removal, Saved, keeps_none
+from qcore.reference.keys import Key
 from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH
 from qcore.store.memory import MemoryStore
 
@@ -40,6 +42,17 @@ BACKOFFS: dict[bytes, tuple[int, dict[str, object]]] = {  # told apart by the pa
 FOREIGN_TOKEN = "01890000-0000-7000-8000-000000000000"
 
 queues = st.sampled_from("aaab")
+policies = st.sampled_from([0, 1, 2, {"count": 1}, {"age": 0.02}, {"age": 1, "count": 2}, {"age": 0}])
+removals = st.booleans() | policies
+keys = st.builds(
+    Key,
+    st.sampled_from("kkl"),
+    debounce=st.sampled_from([False, False, False, True]),
+    ttl_ms=st.sampled_from([None, None, -5, 0, 20, 100, 2000]),
+    extend=st.booleans(),
+    replace=st.sampled_from([False, False, True]),
+    keep=st.booleans(),
+)
 leases = st.sampled_from([0, 50, 1000])
 sessions = st.integers(0, 2)
 options = st.fixed_dictionaries(
@@ -51,11 +64,33 @@ options = st.fixed_dictionaries(
         "attempts": st.integers(1, 3),
         "remove_on_complete": st.booleans(),
         "remove_on_fail": st.booleans(),
+        "keep_completed": policies,
+        "keep_failed": policies,
+        "key": keys,
         "job_id": st.sampled_from(CUSTOM_IDS),
         "ttl_ms": st.sampled_from([0, 20, 1000]),
         "timeout_ms": st.sampled_from([0, 20, 50, 1000]),
     },
 )
+
+
+RARE = ("ttl_ms", "timeout_ms", "key", "keep_completed", "keep_failed")
+
+
+def key_options(key: Key) -> dict[str, object]:
+    """A key as the compiled engine has it among the rare options of a job."""
+    if key.debounce:
+        key.ttl_ms = None
+        key.keep = False
+        return {"debounceId": key.name, "debounceTtl": 20}
+    named = {
+        "uniqueKey": key.name,
+        "deduplicationTtl": key.ttl_ms,
+        "deduplicationExtend": key.extend,
+        "deduplicationReplace": key.replace,
+        "deduplicationKeep": key.keep,
+    }
+    return {name: value for name, value in named.items() if value is not None and value is not False}
 
 
 def answer(call: Callable[[], object]) -> object:
@@ -126,21 +161,33 @@ class EngineMachine(RuleBasedStateMachine):
     def push(self, queue: str, options: dict[str, Any], data: bytes, created: int | None) -> None:
         backoff_ms, config = BACKOFFS[data]
         extra = dict(config)
-        plain = {k: v for k, v in options.items() if k not in ("ttl_ms", "timeout_ms")}
-        for key, name in (("ttl_ms", "ttl"), ("timeout_ms", "timeout")):
+        options = copy.deepcopy(options)
+        for key, flag in (("keep_completed", "remove_on_complete"), ("keep_failed", "remove_on_fail")):
+            if key in options:
+                options[flag] = keeps_none(options[key])
+        if "key" in options:
+            extra |= key_options(options["key"])
+        plain = {k: v for k, v in options.items() if k not in RARE}
+        rare = (("keep_completed", "removeOnComplete"), ("keep_failed", "removeOnFail"))
+        for key, name in (*rare, ("ttl_ms", "ttl"), ("timeout_ms", "timeout")):
             if key in options:
                 extra[name] = options[key]
-        got = self.engine.push(
-            queue,
-            data,
-            self.ms,
-            created_ms=-1 if created is None else created,
-            backoff_ms=backoff_ms,
-            extra=extra or None,
-            **plain,
+        got = answer(
+            lambda: self.engine.push(
+                queue,
+                data,
+                self.ms,
+                created_ms=-1 if created is None else created,
+                backoff_ms=backoff_ms,
+                extra=extra or None,
+                **plain,
+            )
         )
-        assert got == self.twin.push(queue, data, self.ms, new_id=got, created_ms=created, **options)
-        if got not in self.ids:
+        new_id = got if isinstance(got, str) else "refused"
+        assert got == answer(
+            lambda: self.twin.push(queue, data, self.ms, new_id=new_id, created_ms=created, **options)
+        )
+        if isinstance(got, str) and got not in self.ids:
             self.ids.append(got)
 
     @rule(queue=queues, count=st.integers(0, 5))
@@ -196,13 +243,13 @@ class EngineMachine(RuleBasedStateMachine):
         got = answer(lambda: getattr(self.engine, command)(job_id, self.ms, **how))
         assert got == answer(lambda: getattr(self.twin, command)(job_id, self.ms, **how))
 
-    @rule(data=st.data(), result=st.sampled_from([None, b"\xc0", b"\xa2ok"]), remove=st.booleans())
-    def ack(self, data: st.DataObject, result: bytes | None, remove: bool) -> None:
+    @rule(data=st.data(), result=st.sampled_from([None, b"\xc0", b"\xa2ok"]), remove=removals)
+    def ack(self, data: st.DataObject, result: bytes | None, remove: Removal) -> None:
         job_id, token = self.some_delivery(data)
         self.both("ack", job_id, token=token, result=result, remove=remove)
 
-    @rule(data=st.data(), unrecoverable=st.booleans(), remove=st.booleans())
-    def fail(self, data: st.DataObject, unrecoverable: bool, remove: bool) -> None:
+    @rule(data=st.data(), unrecoverable=st.booleans(), remove=removals)
+    def fail(self, data: st.DataObject, unrecoverable: bool, remove: Removal) -> None:
         job_id, token = self.some_delivery(data)
         self.both("fail", job_id, token=token, error="why", unrecoverable=unrecoverable, remove=remove)
 
@@ -326,6 +373,14 @@ class EngineMachine(RuleBasedStateMachine):
     def remove_dead(self, queue: str, data: st.DataObject) -> None:
         self.same("remove_dead", queue, self.some_job(data))
 
+    @rule(queue=queues, name=st.sampled_from("kl"))
+    def remove_key(self, queue: str, name: str) -> None:
+        self.same("remove_key", queue, name, self.ms)
+
+    @rule(data=st.data())
+    def remove_job_key(self, data: st.DataObject) -> None:
+        self.same("remove_job_key", self.some_job(data))
+
     @rule(queue=queues)
     def purge_dead(self, queue: str) -> None:
         self.same("purge_dead", queue)
@@ -385,6 +440,8 @@ class EngineMachine(RuleBasedStateMachine):
                 if job.state == "active":
                     assert engine.progress(job_id) == twin.progress(job_id)
         for queue in QUEUES:
+            for name in "kl":
+                assert engine.key_owner(queue, name, self.ms) == twin.key_owner(queue, name, self.ms)
             assert [entry[0] for entry in engine.dead_letters(queue)] == twin.failed(queue)
             if engine.queue(queue) is not None:
                 assert engine.queue(queue).n_events == twin.queues[queue].journal.n
@@ -422,6 +479,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.agree()
         for job_id in self.ids:
             assert self.engine.remove(job_id) == self.twin.remove(job_id)
+        for queue in QUEUES:
+            for name in "kl":
+                self.same("remove_key", queue, name, self.ms)
+            self.same("obliterate", queue)
         assert len(self.engine) == 0
         assert self.engine.next_due(self.ms, self.ns) is None
         self.engine._check()
@@ -482,6 +543,7 @@ class StoredEngineMachine(EngineMachine):
         snapshot = self.store.load()
         rows.restore_names(self.engine, snapshot.names, snapshot.queues)
         assert rows.restore_counts(self.engine, snapshot.side["telemetry"], snapshot.side["minutes"]) == 0
+        assert rows.restore_side(self.engine, snapshot.side) == []
         for row in snapshot.jobs:
             rows.restore(self.engine, row, self.ms, self.ns)
         rows.settle_active(self.engine, keep_leases, charge, self.ms)

@@ -344,7 +344,8 @@ def test_acknowledgements() -> None:
     }
     assert checked("ACKB", ids=[]) == {"ids": []}
     for name in ("tokens", "results", "removeOnCompletes"):
-        assert refusal("ACKB", ids=["a", "b"], **{name: ["x"]}) == f"ACKB {name} length must match ids length"
+        one = [True] if name == "removeOnCompletes" else ["x"]
+        assert refusal("ACKB", ids=["a", "b"], **{name: one}) == f"ACKB {name} length must match ids length"
     assert refusal("ACKB") == "ids is required"
     assert refusal("JobHeartbeatB") == "ids is required"
     assert (

@@ -23,8 +23,6 @@ from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
 #: Options that are checked but not served. A value that asks for one is refused, never ignored.
 UNSERVED_OPTIONS = (
-    "uniqueKey",
-    "dedup",
     "dependsOn",
     "childrenIds",
     "parentId",
@@ -47,6 +45,23 @@ _KEPT_OPTIONS = (
     "debounceId",
     "debounceTtl",
 )
+
+
+_REMOVALS = ("removeOnComplete", "removeOnFail")
+#: What ``dedup`` says, by the names under which a job has it.
+_DEDUP = {
+    "ttl": "deduplicationTtl",
+    "extend": "deduplicationExtend",
+    "replace": "deduplicationReplace",
+    "keepUntilExpiry": "deduplicationKeep",
+}
+
+
+def keeps_none(removal: object) -> bool:
+    """Whether a policy of removal says that the job goes at its end."""
+    if isinstance(removal, Mapping):
+        return removal.get("count") == 0
+    return removal is True or (removal is not False and removal == 0)
 
 
 def _push(answer: Answer, fields: Fields) -> Reply:
@@ -85,11 +100,8 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
         for name in UNSERVED_OPTIONS:
             if options.get(name):
                 raise CommandError(f"{name} is not supported by this server yet")
-        for name in ("removeOnComplete", "removeOnFail"):
-            if not isinstance(options.get(name, False), bool):
-                raise CommandError(
-                    f"{name} must be a boolean: other forms are not supported by this server yet"
-                )
+        if options.get("uniqueKey") and options.get("debounceId"):
+            raise CommandError("uniqueKey and debounceId cannot be given together")
         data = options.get("data")
         limit = options.get("sizeLimit")
         if isinstance(data, Packed):
@@ -119,6 +131,15 @@ def admission(options: Fields) -> dict[str, Any]:
     lines = options.get("stackTraceLimit", DEFAULT_STACK_LINES)
     if lines != DEFAULT_STACK_LINES:
         extra["stackTraceLimit"] = lines
+    delay = options.get("delay", 0)
+    if options.get("uniqueKey"):
+        extra["uniqueKey"] = options["uniqueKey"]
+        asked = options.get("dedup") or {}
+        extra |= {_DEDUP[key]: value for key, value in asked.items() if value is not False}
+    elif "debounceId" in extra and "debounceTtl" in extra:
+        delay = max(delay, extra["debounceTtl"])
+    removal = {name: options[name] for name in _REMOVALS if not isinstance(options.get(name, False), bool)}
+    extra |= removal
     data = options.get("data")
     name = options.get("name")
     if name is None:
@@ -131,14 +152,14 @@ def admission(options: Fields) -> dict[str, Any]:
         "data": data.data if isinstance(data, Packed) else None,
         "job_id": options.get("customId"),
         "priority": float(options.get("priority", 0)),
-        "delay_ms": math.floor(options.get("delay", 0)),
+        "delay_ms": math.floor(delay),
         "created_ms": options.get("timestamp"),
         "attempts": options.get("maxAttempts", DEFAULT_ATTEMPTS),
         # No wait is longer than a day, so what is cut off here changes none.
         "backoff_ms": min(math.floor(backoff), MAX_BACKOFF_MS),
         "lifo": bool(options.get("lifo")),
-        "remove_on_complete": bool(options.get("removeOnComplete")),
-        "remove_on_fail": bool(options.get("removeOnFail")),
+        "remove_on_complete": keeps_none(options.get("removeOnComplete")),
+        "remove_on_fail": keeps_none(options.get("removeOnFail")),
         "durable": bool(options.get("durable")),
         "extra": extra or None,
     }

@@ -40,7 +40,7 @@ def _pull(answer: Answer, fields: Fields) -> None:
 def _ack(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     applied = session.finish(
-        fields["id"], fields.get("token"), _result(fields), _removal(fields.get("removeOnComplete"))
+        fields["id"], fields.get("token"), _result(fields), fields.get("removeOnComplete", False)
     )
     return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
 
@@ -52,12 +52,6 @@ def _result(fields: Fields) -> bytes | None:
     if len(result) > MAX_DATA_BYTES:
         raise CommandError("Job result too large (max 10MB)")
     return result.data
-
-
-def _removal(value: object) -> bool:
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise CommandError("removal other than true or false is not supported by this server yet")
 
 
 def _ackb(answer: Answer, fields: Fields) -> Reply:
@@ -90,7 +84,7 @@ def _ackb(answer: Answer, fields: Fields) -> Reply:
                 job_id,
                 tokens[index],
                 result.data if isinstance(result, Packed) else None,
-                removals is not None and removals[index] is True,
+                False if removals is None or removals[index] is None else removals[index],
             )
         except QError as error:
             first = first or error
@@ -119,7 +113,7 @@ def _fail(answer: Answer, fields: Fields) -> Reply:
         error if isinstance(error, str) else "Unknown error",
         stack_lines(fields.get("stack")),
         bool(fields.get("unrecoverable")),
-        _removal(fields.get("removeOnFail")),
+        fields.get("removeOnFail", False),
     )
     return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
 

@@ -102,6 +102,10 @@ def _clear_logs(answer: Answer, fields: Fields) -> Reply:
     return {}
 
 
+def _remove_job_key(answer: Answer, fields: Fields) -> Reply:
+    return {"data": {"removed": answer.session.broker.engine.remove_job_key(fields["id"])}}
+
+
 def _get_job(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     job = session.broker.job_packed(session, fields["id"])
@@ -164,6 +168,7 @@ HANDLERS: Mapping[str, Handler] = {
     "AddLog": _add_log,
     "GetLogs": _get_logs,
     "ClearLogs": _clear_logs,
+    "RemoveJobDeduplicationKey": _remove_job_key,
     "GetJobByCustomId": _get_job_by_custom_id,
     "GetJob": _get_job,
     "GetState": _get_state,

@@ -119,6 +119,19 @@ def _list_queues(answer: Answer, fields: Fields) -> Reply:
     return {"queues": sorted(answer.session.broker.engine.queue_names())}
 
 
+def _get_key_owner(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    return {
+        "data": {"jobId": broker.engine.key_owner(fields["queue"], fields["deduplicationId"], broker.wall_ms)}
+    }
+
+
+def _remove_key(answer: Answer, fields: Fields) -> Reply:
+    broker = answer.session.broker
+    removed = broker.engine.remove_key(fields["queue"], fields["deduplicationId"], broker.wall_ms)
+    return {"data": {"count": int(removed)}}
+
+
 HANDLERS: Mapping[str, Handler] = {
     "PromoteJobs": _promote_jobs,
     "Drain": _drain,
@@ -135,4 +148,6 @@ HANDLERS: Mapping[str, Handler] = {
     "GetJobCounts": _get_job_counts,
     "Count": _count,
     "ListQueues": _list_queues,
+    "GetDeduplicationJobId": _get_key_owner,
+    "RemoveDeduplicationKey": _remove_key,
 }

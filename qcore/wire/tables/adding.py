@@ -39,8 +39,8 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("stackTraceLimit", "option", DEFAULT_STACK_LINES, help="lines of a trace kept", implied=True),
     Field("keepLogs", "option", help="log lines kept"),
     Field("sizeLimit", "option", help="bytes of data allowed"),
-    Field("debounceId", "text", help="stored and returned"),
-    Field("debounceTtl", "duration", help="stored and returned"),
+    Field("debounceId", "text", help="a later add takes the place of a job that has not started"),
+    Field("debounceTtl", "duration", help="ms after the last such add at which the job may start"),
     Field(
         "timestamp",
         "duration",

@@ -61,7 +61,7 @@ COMMANDS: Final = (
             IDS,
             TOKENS,
             Field("results", "list", help="results, one an id"),
-            Field("removeOnCompletes", "list", help="true or null, one an id"),
+            Field("removeOnCompletes", "removals", help="as removeOnComplete of ACK or null, one an id"),
         ),
         ("data.ignoredIndices", "data.ignoredIds", "data.refused"),
         (*_LENGTHS, *LOCKED),

@@ -46,6 +46,21 @@ COMMANDS: Final = (
         "committed",
     ),
     Command(
+        "GetDeduplicationJobId",
+        (QUEUE, Field("deduplicationId", "id", required=True, help="a unique key")),
+        ("data.jobId",),
+        (),
+        "Read which job holds a unique key; null: none does.",
+    ),
+    Command(
+        "RemoveDeduplicationKey",
+        (QUEUE, Field("deduplicationId", "id", required=True, help="a unique key")),
+        ("data.count",),
+        (),
+        "Free a unique key; its job goes on without it.",
+        "committed",
+    ),
+    Command(
         "RetryCompleted",
         (
             QUEUE,
