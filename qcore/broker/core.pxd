@@ -90,7 +90,6 @@ cdef class Broker:
     cdef list free_numbers
     cdef uint32_t last_number
     cdef list to_notify
-    cdef readonly dict workers
     cdef readonly bint closed, intake
     cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit

@@ -29,6 +29,7 @@ from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key
 from qcore.wire.writer cimport Writer, c_packed
 
+import logging
 import os
 from collections import deque
 
@@ -47,6 +48,8 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *t)
     int CLOCK_REALTIME
     int CLOCK_MONOTONIC
+
+logger = logging.getLogger("qcore.broker")
 
 cdef int64_t RETRY_FIRST_NS = 200_000_000
 cdef int64_t RETRY_MOST_NS = 30_000_000_000
@@ -119,7 +122,6 @@ cdef class Broker:
         self.flight_noticed = []
         self.telling = []
         self.scratch = Writer()
-        self.workers = {}
         self.intake = True
         self.c_tick()
         self.started_ms = self.now_ms
@@ -580,6 +582,9 @@ cdef class Broker:
             self.c_serve()
         if self.engine.settled:
             self.c_tell()
+        if self.engine.faults:
+            for name, error in self.engine.take_faults():
+                logger.error("schedule %r was put off: %s: %s", name, type(error).__name__, error)
         while self.ends.c_first(&due, &number) and due <= self.now_ns:
             entry = self.waits[number]
             if isinstance(entry, Watch):
@@ -811,8 +816,7 @@ cdef class Broker:
             self.end_waits(outlet)
             if release:
                 self.engine.close_session(outlet.number, self.now_ms)
-            for key in [k for k, worker in self.workers.items() if worker["session"] == outlet.number]:
-                del self.workers[key]
+            self.engine.workers.leave(outlet.number)
             if release:
                 self.free_numbers.append(outlet.number)     # else its deliveries still bear it
             self.c_serve()

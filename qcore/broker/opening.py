@@ -38,6 +38,7 @@ class Recovery:
     requeued: int = 0
     crashed: bool = False
     unreadable: list[tuple[int, str]] = field(default_factory=list)
+    schedules_unreadable: list[tuple[str, str]] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -121,11 +122,19 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
                 found.unreadable.append((row[0], str(error)))
             else:
                 found.jobs += 1
+        engine.restore_chains()
+        for name, packed in snapshot.side["schedules"]:
+            try:
+                engine.restore_schedule(str(name), packed, now_ms)
+            except ValueError as error:
+                found.schedules_unreadable.append((str(name), str(error)))
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
         found.seconds = time.monotonic() - started
         broker.recovery = found
     # The mark goes in with what recovery changed: a crash from here on is one.
     store.commit(Cut(meta={META_OPEN: b"1"}))
+    for name, why in found.schedules_unreadable:
+        logger.error("%s: schedule %r cannot be read and was left in the file: %s", store.path, name, why)
     for seq, why in found.unreadable[:10]:
         logger.error("%s: row %d cannot be read and was left in the file: %s", store.path, seq, why)
     if len(found.unreadable) > 10:

@@ -603,6 +603,6 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
                                   f"Job reached max attempts ({job.attempts + 1}) during startup recovery",
                                   f"Job stalled {job.stalls + 1} times (recovered at startup)", now_ms)
                 else:
-                    engine.c_release(slot, now_ms)
+                    engine.c_abandon(slot, now_ms)
             at = following
     return n

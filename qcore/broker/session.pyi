@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 from qcore.broker.core import Broker, Outlet
+from qcore.engine.schedule import Schedule
 
 Removal = bool | int | dict[str, Any]
 
@@ -53,6 +54,7 @@ class Session(Outlet):
     ) -> Added: ...
     def finish(self, job_id: str, token: str | None, result: bytes | None, remove: Removal) -> bool: ...
     def update(self, job_id: str, data: bytes) -> bool: ...
+    def put_schedule(self, name: str, queue: str, data: bytes | None, **options: Any) -> Schedule: ...
     def fail(
         self,
         job_id: str,

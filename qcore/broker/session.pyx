@@ -351,6 +351,14 @@ cdef class Session(Outlet):
         c_skip(<const unsigned char *>PyBytes_AS_STRING(data), 0, PyBytes_GET_SIZE(data), &notes)
         return self.broker.engine.update(job_id, data, notes=notes)
 
+    def put_schedule(self, str name not None, str queue not None, bytes data, **options):
+        """Create or change a schedule; see :meth:`Schedules.put_schedule`."""
+        cdef uint32_t notes = 0
+        if data is not None:
+            c_skip(<const unsigned char *>PyBytes_AS_STRING(data), 0, PyBytes_GET_SIZE(data), &notes)
+        return self.broker.engine.put_schedule(name, queue, self.broker.now_ms, self.broker.now_ns, data=data,
+                                               notes=notes, **options)
+
     def fail(self, str job_id not None, str token, str error, list stack, bint unrecoverable, object remove):
         """Fail a job; see :meth:`Engine.fail`."""
         return self.broker.engine.fail(job_id, self.broker.now_ms, token=token, error=error, stack=stack,

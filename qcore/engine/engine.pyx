@@ -347,11 +347,16 @@ cdef class Engine(Queries):
     # --- control -----------------------------------------------------------------------------
 
     def cancel(self, str job_id not None, int64_t now_ms):
-        """Remove a queued job; False when it is not queued."""
+        """Remove a queued job; False when it is not queued.
+
+        The id of a finished run of a repeated job stands for the run to come.
+        """
         cdef uint32_t slot = self.c_known(job_id)
         cdef Queue q
         if not slot or self.job_at(slot).state not in (READY, DELAYED, PARKED):
-            return False
+            slot = self.c_follow(job_id)
+            if not slot or self.job_at(slot).state == ACTIVE:
+                return False
         q = self.c_queue_of(self.job_at(slot))
         if self.c_event(q, EV_REMOVED):
             self.c_emit(EV_REMOVED, q, self.job_at(slot), now_ms, STATE_NAMES[self.job_at(slot).state])
@@ -433,6 +438,8 @@ cdef class Engine(Queries):
     def update(self, str job_id not None, bytes data not None, *, uint32_t notes=0):
         """Give a queued or active job other packed data; False when it is neither.
 
+        The id of a finished run of a repeated job stands for the run that is live.
+
         ``notes`` are the ``BlobNote`` bits of the data.
 
         :raises LimitError: the data are larger than the job's ``sizeLimit``
@@ -441,7 +448,9 @@ cdef class Engine(Queries):
         cdef Job *job
         cdef object limit = None
         if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE, PARKED):
-            return False
+            slot = self.c_follow(job_id)
+            if not slot:
+                return False
         job = self.job_at(slot)
         if job.extra != NULL:
             limit = (<dict>job.extra).get("sizeLimit")
@@ -562,7 +571,7 @@ cdef class Engine(Queries):
             if run.renewals:
                 self.c_disown(run)      # another connection of the same worker may be renewing it
             else:
-                self.c_release(run.job, now_ms)
+                self.c_abandon(run.job, now_ms)
                 n += 1
         return n
 
@@ -695,6 +704,7 @@ cdef class Engine(Queries):
         assert n_evicted == len(self.evicted)
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
         self.c_check_keys()
+        self.c_check_schedules()
         self.done._check()
         self.due._check()
         self.deadlines._check()

@@ -75,6 +75,7 @@ cdef class Transitions(Keys):
     cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
     cdef int c_revive(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_abandon(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_discard(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_redo(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1

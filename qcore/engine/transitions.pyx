@@ -13,8 +13,8 @@ from libc.string cimport memset
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
-    F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED, READY, STAGED,
-    Blob, Job, Run,
+    F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_REPEATS, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED,
+    READY, STAGED, Blob, Job, Run,
     blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
@@ -838,6 +838,10 @@ cdef class Transitions(Keys):
         self.c_leave_active(q, slot, job, self.run_at(job.run))
         return self.c_requeue(q, slot, job, now_ms, False)
 
+    cdef int c_abandon(self, uint32_t slot, int64_t now_ms) except -1:
+        """The holder of a delivery is gone in good order, or its connection is: nothing is charged."""
+        return self.c_release(slot, now_ms)
+
     cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1:
         """Give a delivery back to be run at another time. Postponing is not failing: nothing is charged."""
         cdef Job *job = self.job_at(slot)
@@ -1043,7 +1047,9 @@ cdef class Transitions(Keys):
         cdef int64_t due, left = self.c_next_more(now_ms, now_ns), other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
-            left = _later(0, max(0, due - now_ms))
+            other = _later(0, max(0, due - now_ms))
+            if left < 0 or other < left:
+                left = other
         if self.deadlines.c_first(&due, &item):
             other = max(0, due - now_ns)
             if left < 0 or other < left:

@@ -21,6 +21,7 @@ from qcore.wire.tables import (
     events,
     jobs,
     queues,
+    schedules,
     totals,
     webhooks,
     workers,
@@ -46,7 +47,19 @@ _ECHO_CHARS: Final = 100
 
 COMMANDS: Final[Mapping[str, Command]] = {
     command.name: command
-    for family in (connection, adding, delivery, jobs, queues, deadletters, workers, events, totals, webhooks)
+    for family in (
+        connection,
+        adding,
+        delivery,
+        jobs,
+        queues,
+        deadletters,
+        schedules,
+        workers,
+        events,
+        totals,
+        webhooks,
+    )
     for command in family.COMMANDS
 }
 

@@ -12,7 +12,8 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
@@ -101,10 +102,12 @@ Kind = Literal[
     "ids",  # a list of such
     "int",
     "length",  # a whole number of things, 0 or more
+    "interval",  # ms between the slots of a schedule
     "list",
     "name",  # a job name
     "number",
     "numbers",  # a list of such, as whole ms
+    "occurrence",  # options of the jobs of a schedule, others left out
     "option",  # a number, or a text of digits
     "queue",
     "queues",
@@ -540,11 +543,59 @@ def _repeat(field: Field) -> Check:
             if key in fields and not isinstance(fields[key], str):
                 raise Refused(f"repeat.{key} must be a string")
         for key in ("startDate", "endDate"):
-            if key in fields and not isinstance(fields[key], str):
-                fields[key] = _whole_ms(_number(f"repeat.{key}", fields[key]))
-        if "immediately" in fields:
-            fields["immediately"] = _flag(fields["immediately"])
+            if key in fields:
+                fields[key] = _date(f"repeat.{key}", fields[key])
+        for key in ("immediately", "continueOnFailure"):
+            if key in fields:
+                fields[key] = _flag(fields[key])
         return fields
+
+    return check
+
+
+def _date(name: str, value: object) -> int:
+    """An instant in ms, from a number or from a text like ``2026-03-08T02:30:00Z``; UTC without an offset."""
+    if isinstance(value, str) and _NUMERIC.fullmatch(value) is None:
+        try:
+            date = datetime.fromisoformat(value)
+        except ValueError:
+            raise Refused(f"{name} must be a date") from None
+        value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000
+    return _whole_ms(_number(name, value, numeric_text=True))
+
+
+def _interval(field: Field) -> Check:
+    def check(value: object) -> int:
+        try:
+            number = _number(field.name, value)
+        except Refused:
+            number = 0
+        if not isinstance(number, int) or not 0 < number <= MAX_SAFE_INTEGER:
+            raise Refused(f"Cron {field.name} must be a positive safe integer number of milliseconds")
+        return number
+
+    return check
+
+
+def _occurrence(field: Field) -> Check:
+    options: tuple[Field, ...] = (
+        Field("maxAttempts", "runs"),
+        Field("backoff", "backoff"),
+        Field("timeout", "duration", minimum=0),
+        Field("delay", "duration"),
+        Field("stallTimeout", "duration"),
+        Field("removeOnComplete", "removal"),
+        Field("removeOnFail", "removal"),
+    )
+    checks = {option.name: checker(replace(option, name=f"{field.name}.{option.name}")) for option in options}
+
+    def check(value: object) -> dict[str, object]:
+        given_options = _object(field.name, value)
+        return {
+            name: check_one(given_options[name])
+            for name, check_one in checks.items()
+            if given(given_options.get(name))
+        }
 
     return check
 
@@ -676,10 +727,12 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "ids": _ids,
     "int": lambda field: _number_check(field, numeric_text=False, whole=True),
     "length": _length,
+    "interval": _interval,
     "list": _list,
     "name": _name,
     "number": lambda field: _number_check(field, numeric_text=False),
     "numbers": _numbers,
+    "occurrence": _occurrence,
     "option": lambda field: _number_check(field, numeric_text=True),
     "queue": _queue,
     "queues": _queues,

@@ -124,7 +124,9 @@ def test_the_engine_reads_no_clock_and_does_no_io(name: str, path: Path) -> None
     if name in CALENDAR:
         # Local times need the calendar and its zones; they do not need to know what time it is.
         roots -= CALENDAR[name]
-        used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        used = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
         assert not used & CLOCK_READS, f"{path.name} uses {sorted(used & CLOCK_READS)}"
     assert not roots & PURE, f"{path.name} imports {sorted(roots & PURE)}"
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from qcore.engine.cron import Cron, CronError
+from qcore.engine.schedule import next_occurrence
 from qcore.errors import CommandError
 from qcore.limits import (
     DEFAULT_ATTEMPTS,
@@ -28,7 +30,6 @@ UNSERVED_OPTIONS = (
     "parentId",
     "groupId",
     "groupMaxSize",
-    "repeat",
     "failParentOnFailure",
     "removeDependencyOnFailure",
     "ignoreDependencyOnFailure",
@@ -66,8 +67,9 @@ def keeps_none(removal: object) -> bool:
 
 def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
-    _admissible(session, [fields])
-    outcome = session.add(fields["queue"], [admission(fields)], fields.get("resentSince"))
+    admissible(session, [fields])
+    admissions = [admission(fields, session.broker.wall_ms)]
+    outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
     _hold_add(answer, outcome)
     return {"id": outcome.ids[0]}
 
@@ -77,10 +79,10 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
     jobs: list[Fields] = fields["jobs"]
     for index, options in enumerate(jobs):
         try:
-            _admissible(session, [options])
+            admissible(session, [options])
         except CommandError as error:
             raise CommandError(f"jobs[{index}]: {error.message}") from None
-    admissions = [admission(options) for options in jobs]
+    admissions = [admission(options, session.broker.wall_ms) for options in jobs]
     outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
     _hold_add(answer, outcome)
     return {"ids": outcome.ids}
@@ -93,7 +95,7 @@ def _hold_add(answer: Answer, outcome: Added) -> None:
     answer.held = held and bool(outcome.ids)  # an empty batch waits for nothing
 
 
-def _admissible(session: Session, jobs: list[Fields]) -> None:
+def admissible(session: Session, jobs: list[Fields]) -> None:
     """Refuse what cannot be admitted now, before anything changes."""
     broker = session.broker
     for options in jobs:
@@ -102,6 +104,8 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
                 raise CommandError(f"{name} is not supported by this server yet")
         if options.get("uniqueKey") and options.get("debounceId"):
             raise CommandError("uniqueKey and debounceId cannot be given together")
+        if "repeat" in options:
+            first_run(options, broker.wall_ms)
         data = options.get("data")
         limit = options.get("sizeLimit")
         if isinstance(data, Packed):
@@ -119,11 +123,44 @@ def _admissible(session: Session, jobs: list[Fields]) -> None:
                 )
 
 
-def admission(options: Fields) -> dict[str, Any]:
+def first_run(options: Fields, now_ms: int) -> tuple[int, int | None]:
+    """When the first run of a chain may start, in ms after its creation, and the slot that this is.
+
+    At once, but not before ``startDate``, and by a pattern at its first instant; ``immediately``
+    is stronger than both.
+    """
+    repeat = options["repeat"]
+    created = options.get("timestamp", now_ms)
+    delay: int = options.get("delay", 0)
+    start = repeat.get("startDate")
+    slot = None
+    if "pattern" in repeat:
+        try:
+            cron = Cron(repeat["pattern"], repeat.get("tz"))
+        except CronError as error:
+            raise CommandError(f"Invalid repeat pattern: {error}") from None
+        slot = next_occurrence({**repeat, "limit": None, "endDate": None}, now_ms, cron)
+    elif start is not None and start + repeat.get("offset", 0) > now_ms:
+        slot = math.floor(start + repeat.get("offset", 0))
+    if repeat.get("immediately"):
+        slot = None
+    first = created + delay if slot is None else max(created + delay, slot)
+    if repeat.get("endDate", first) < first:
+        raise CommandError("repeat.endDate is before the first run")
+    return first - created, slot
+
+
+def admission(options: Fields, now_ms: int) -> dict[str, Any]:
     """Checked job options in the form in which a session admits them."""
     extra = {name: options[name] for name in _KEPT_OPTIONS if options.get(name) not in (None, [], ())}
     if not extra.get("timeout"):
         extra.pop("timeout", None)  # 0 = none
+    delay = math.floor(options.get("delay", 0))
+    if "repeat" in options:
+        delay, slot = first_run(options, now_ms)
+        extra["repeat"] = {**options["repeat"], "count": options["repeat"].get("count", 0)}
+        if slot is not None:
+            extra["repeat"]["prevMillis"] = slot
     backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
     if isinstance(backoff, Mapping):
         extra["backoffConfig"] = dict(backoff)

@@ -3,96 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
+from qcore.engine.workers import Worker
 from qcore.errors import CommandError
 
-if TYPE_CHECKING:
-    pass
-from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
-WORKER_STALE_MS = 30_000
-_WORKER_COUNTERS = ("registeredAt", "lastSeen", "activeJobs", "processedJobs", "failedJobs")
+def _shown(worker: Worker, *, active: bool) -> Reply:
+    return {
+        "name": worker.name,
+        "queues": worker.queues,
+        "concurrency": worker.concurrency,
+        "hostname": worker.hostname,
+        "pid": worker.pid,
+        "status": "active" if active else "stale",
+        "registeredAt": worker.registered_ms,
+        "lastSeen": worker.seen_ms,
+        "activeJobs": worker.active_jobs,
+        "processedJobs": worker.processed_jobs,
+        "failedJobs": worker.failed_jobs,
+        "currentJob": None,
+    }
 
 
 def _register_worker(answer: Answer, fields: Fields) -> Reply:
-    session = answer.session
-    broker = session.broker
+    broker = answer.session.broker
+    registry = broker.engine.workers
     key = fields.get("workerId") or broker.new_id()
-    known = broker.workers.get(key)
-    worker = {
-        "name": known["name"] if known else fields["name"],
-        "queues": list(fields["queues"]),
-        "concurrency": fields["concurrency"],
-        "hostname": fields["hostname"],
-        "pid": fields["pid"],
-        "registeredAt": fields.get("startedAt", broker.wall_ms),
-        "lastSeen": broker.wall_ms,
-        "activeJobs": 0,
-        "processedJobs": 0,
-        "failedJobs": 0,
-        "session": session.number,
-    }
-    broker.workers[key] = worker
-    return {
-        "data": {
-            "workerId": key,
-            **{k: worker[k] for k in ("name", "queues", "concurrency", "hostname", "pid")},
-            "status": "active",
-            **{k: worker[k] for k in _WORKER_COUNTERS},
-            "currentJob": None,
-        }
-    }
+    known = registry.get(key)
+    worker = Worker(
+        id=key,
+        name=known.name if known is not None else fields["name"],
+        queues=list(dict.fromkeys(fields["queues"])),
+        concurrency=fields["concurrency"],
+        hostname=fields["hostname"],
+        pid=fields["pid"],
+        registered_ms=fields.get("startedAt", broker.wall_ms),
+        seen_ms=broker.wall_ms,
+        seen_ns=broker.monotonic_ns,
+        session=answer.session.number,
+    )
+    registry.register(worker)
+    return {"data": {"workerId": key, **_shown(worker, active=True)}}
 
 
 def _heartbeat(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
-    worker = broker.workers.get(fields["id"])
+    worker = broker.engine.workers.get(fields["id"])
     if worker is None:
         raise CommandError("Worker not found")
-    worker["lastSeen"] = broker.wall_ms
-    for field, name in (
-        ("activeJobs", "activeJobs"),
-        ("processed", "processedJobs"),
-        ("failed", "failedJobs"),
-    ):
-        if fields.get(field) is not None:
-            worker[name] = fields[field]
+    broker.engine.workers.seen(worker, broker.wall_ms, broker.monotonic_ns)
+    worker.active_jobs = fields.get("activeJobs", worker.active_jobs)
+    worker.processed_jobs = fields.get("processed", worker.processed_jobs)
+    worker.failed_jobs = fields.get("failed", worker.failed_jobs)
     return {"data": {"ok": True}}
 
 
 def _unregister_worker(answer: Answer, fields: Fields) -> Reply:
-    if answer.session.broker.workers.pop(fields["workerId"], None) is None:
+    if not answer.session.broker.engine.workers.remove(fields["workerId"]):
         raise CommandError("Worker not found")
     return {"data": {"removed": True}}
 
 
 def _list_workers(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
-    now = broker.wall_ms
-    workers = []
-    for key, worker in broker.workers.items():
-        fresh = now - worker["lastSeen"] < WORKER_STALE_MS
-        workers.append(
-            {
-                "id": key,
-                **{k: worker[k] for k in ("name", "queues", "concurrency", "hostname", "pid")},
-                "status": "active" if fresh else "stale",
-                **{k: worker[k] for k in _WORKER_COUNTERS},
-                "currentJob": None,
-                "uptime": now - worker["registeredAt"],
-            }
-        )
+    registry = broker.engine.workers
+    workers = sorted(registry, key=lambda worker: (worker.registered_ms, worker.id))
+    active = {worker.id for worker in workers if registry.is_active(worker, broker.monotonic_ns)}
     return {
         "data": {
-            "workers": workers,
+            "workers": [
+                {
+                    "id": worker.id,
+                    **_shown(worker, active=worker.id in active),
+                    "uptime": broker.wall_ms - worker.registered_ms,
+                }
+                for worker in workers
+            ],
             "stats": {
                 "total": len(workers),
-                "active": sum(w["status"] == "active" for w in workers),
-                "totalProcessed": sum(w["processedJobs"] for w in workers),
-                "totalFailed": sum(w["failedJobs"] for w in workers),
-                "activeJobs": sum(w["activeJobs"] for w in workers),
-                "concurrencySlots": sum(w["concurrency"] for w in workers),
+                "active": len(active),
+                "totalProcessed": sum(worker.processed_jobs for worker in workers),
+                "totalFailed": sum(worker.failed_jobs for worker in workers),
+                "activeJobs": sum(worker.active_jobs for worker in workers),
+                "concurrencySlots": sum(worker.concurrency for worker in workers),
             },
         }
     }
