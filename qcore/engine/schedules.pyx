@@ -379,7 +379,9 @@ cdef class Schedules(Flows):
         made.number = len(self.schedule_at)
         self.schedule_at.append(made)
         self.schedules[name] = made
-        self.c_plan(made)
+        made.handle = self.slots.c_push(made.next_ms, made.number, made.number)
+        if changed or made.pack() != packed:
+            self.c_plan(made)
 
     def restore_chains(self):
         """Find the occurrences of schedules and the links of chains again, after the jobs. O(n)."""
