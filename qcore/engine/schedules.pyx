@@ -43,7 +43,7 @@ cdef class Schedules(Flows):
         self.free_numbers = []
         self.slots = DelayHeap()
         self.occurrences = {}
-        self.looked_ms = INT64_MIN
+        self.looked_ms = INT64_MIN // 2
         self.successors = {}
         self.compiled = {}
         self.faults = []
@@ -63,6 +63,7 @@ cdef class Schedules(Flows):
         :raises CronError: pattern or zone are not acceptable
         :raises ValueError: there is neither a pattern nor a positive interval
         """
+        self.looked_ms = max(self.looked_ms, now_ms)
         made = Schedule(name, queue, pattern, every_ms, zone, data, notes, job or {}, max(0, max_runs),
                         prevent_overlap, skip_missed, skip_if_no_worker)
         old = self.schedules.get(name)
@@ -372,6 +373,7 @@ cdef class Schedules(Flows):
 
         :raises ValueError: it cannot be read
         """
+        self.looked_ms = max(self.looked_ms, now_ms)
         made = Schedule.unpack(name, packed, now_ms)
         cdef bint changed = made.is_ahead(now_ms) or (made.skip_missed and made.next_ms <= now_ms)
         if changed and not made.plan(now_ms):

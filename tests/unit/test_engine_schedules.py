@@ -604,12 +604,12 @@ def test_the_id_of_a_finished_run_stands_for_the_live_one(world: World, remove: 
     ((job_id, token, data),) = world.take()
     assert (job_id, data) == (ids[-1], b"\x07")
     assert world.engine.update(ids[3], b"\x08")
-    assert not world.engine.cancel(ids[2])  # the live one is active
+    assert not world.engine.cancel(ids[2], world.ms)  # the live one is active
     world.engine.ack(job_id, world.ms, token=token)
-    assert world.engine.cancel(ids[1])
+    assert world.engine.cancel(ids[1], world.ms)
     world.run(MINUTE)
     assert world.take() == []
-    assert not world.engine.cancel(ids[0])
+    assert not world.engine.cancel(ids[0], world.ms)
     assert not world.engine.update(ids[0], b"\x09")
 
 
@@ -656,7 +656,7 @@ def test_a_start_date_moves_the_first_successor(world: World) -> None:
 
 def test_a_cancelled_run_ends_its_chain(world: World) -> None:
     first = chain(world, every=SECOND)
-    assert world.engine.cancel(first)
+    assert world.engine.cancel(first, world.ms)
     world.run(MINUTE)
     assert len(world.engine) == 0
     with pytest.raises(NotFoundError):
