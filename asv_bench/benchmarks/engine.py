@@ -139,6 +139,48 @@ class Batches:
                 engine.ack(job_id, NOW_MS, token=token)
 
 
+class Schedules:
+    """What does a slot cost beside ``schedules`` others that are not due? Should grow like a logarithm."""
+
+    params = (1, 1000, 100_000)
+    param_names = ("schedules",)
+    number = 1
+    repeat = (3, 10, 5.0)
+    rounds = 2
+    warmup_time = 0
+
+    def setup(self, schedules):
+        self.engine = Engine(SEED)
+        for i in range(schedules - 1):
+            self.engine.put_schedule(f"s{i}", "other", NOW_MS, NOW_NS, every_ms=86_400_000 + i)
+        self.engine.put_schedule("mine", "q", NOW_MS, NOW_NS, every_ms=1000, prevent_overlap=False)
+        self.patterns = Engine(SEED)
+        for i in range(schedules - 1):
+            self.patterns.put_schedule(f"s{i}", "other", NOW_MS, NOW_NS, every_ms=86_400_000 + i)
+        self.patterns.put_schedule(
+            "mine", "q", NOW_MS, NOW_NS, pattern="* * * * *", zone="Europe/Berlin", prevent_overlap=False
+        )
+
+    def _fire(self, engine, step_ms):
+        now_ms, now_ns = NOW_MS, NOW_NS
+        for _ in range(CALLS):
+            now_ms += step_ms
+            now_ns += step_ms * 1_000_000
+            engine.advance(now_ms, now_ns)
+            engine.next_due(now_ms, now_ns)
+
+    def time_slots_of_an_interval(self, schedules):
+        self._fire(self.engine, 1000)
+
+    def time_slots_of_a_pattern(self, schedules):
+        self._fire(self.patterns, 60_000)
+
+    def time_idle_turns(self, schedules):
+        for _ in range(CALLS):
+            self.engine.advance(NOW_MS, NOW_NS)
+            self.engine.next_due(NOW_MS, NOW_NS)
+
+
 class Million:
     """How many jobs a second go through 16 queues, 5,000 a push and 500 a pull?"""
 

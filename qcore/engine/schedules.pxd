@@ -11,7 +11,7 @@ cdef class Schedules(Flows):
     cdef list schedule_at           # number -> Schedule; entry 0 is None
     cdef list free_numbers          # of schedules that are gone
     cdef DelayHeap slots            # schedules by their next slot (wall ms)
-    cdef dict occurrences           # name -> id of the job that its schedule added last, if overlap is prevented
+    cdef dict occurrences           # name -> id of its job that is queued or active, if overlap is prevented
     cdef int64_t looked_ms          # wall clock of the last look
     cdef dict successors            # id of a finished run of a chain -> id of the run after it
     cdef dict compiled              # (pattern, zone) -> Cron, of chains
@@ -21,6 +21,7 @@ cdef class Schedules(Flows):
     cdef int c_unschedule(self, object schedule) except -1
     cdef int c_fire(self, object schedule, int64_t now_ms, int64_t now_ns) except -1
     cdef uint32_t c_occurrence(self, str name) except? 0
+    cdef int c_end_occurrence(self, Job *job) except -1
     cdef int c_add_occurrence(self, object schedule, int64_t now_ms) except -1
     cdef int c_drop_leftover(self, object schedule) except -1
     cdef int c_look_back(self, int64_t now_ms) except -1

@@ -12,7 +12,7 @@ from libc.string cimport memset
 from qcore.engine.flows cimport Flows
 from qcore.engine.job cimport (
     ACTIVE, DELAYED, F_CUSTOM_ID, F_KEYED, F_LIFO, F_PERSISTED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
-    F_TEXT_ID, PARKED, READY, STAGED, Job, Run, blob_bytes, blob_free, blob_new,
+    F_TEXT_ID, PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
@@ -31,6 +31,8 @@ cdef int64_t STEP_MS = 1000
 cdef enum:
     CHAIN_LINKS = 10000
     COMPILED = 1000
+
+cdef tuple LIVE = (READY, DELAYED, ACTIVE, PARKED)
 
 
 cdef class Schedules(Flows):
@@ -166,6 +168,7 @@ cdef class Schedules(Flows):
             extra["name"] = name
         if schedule.prevent_overlap:
             extra["schedule"] = schedule.name
+            extra.setdefault("uniqueKey", "cron:" + schedule.name)
         if "uniqueKey" in extra:
             spec.flags |= F_KEYED
         if data is not None:
@@ -181,23 +184,21 @@ cdef class Schedules(Flows):
         return 1
 
     cdef uint32_t c_occurrence(self, str name) except? 0:
-        """The live job that the schedule of that name added last; 0 = none."""
+        """The job of the schedule of that name that is queued or active; 0 = none."""
         cdef object found = self.occurrences.get(name)
-        cdef uint32_t slot
-        if found is None:
-            return 0
-        slot = self.c_slot(found)
-        if slot and self.job_at(slot).state in (READY, DELAYED, ACTIVE, PARKED, STAGED) \
-                and self.c_is_occurrence(self.job_at(slot)):
-            return slot
-        del self.occurrences[name]
+        return 0 if found is None else self.c_slot(found)
+
+    cdef int c_end_occurrence(self, Job *job) except -1:
+        """The job of a schedule is finished or gone: the next slot may add another."""
+        cdef str name = (<dict>job.extra)["schedule"]
+        if self.occurrences.get(name) == self.c_id(job):
+            del self.occurrences[name]
         return 0
 
     cdef int c_drop_leftover(self, object schedule) except -1:
         """Remove what a schedule added and nobody has begun."""
         cdef uint32_t slot = self.c_occurrence(schedule.name)
         if slot and self.job_at(slot).state != ACTIVE:
-            del self.occurrences[schedule.name]
             self.c_forget(slot)
         return 0
 
@@ -290,13 +291,24 @@ cdef class Schedules(Flows):
 
     cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1:
         Flows.c_after_completed(self, slot, now_ms)
-        if self.job_at(slot).flags & F_REPEATS:
+        cdef Job *job = self.job_at(slot)
+        if self.c_is_occurrence(job):
+            self.c_end_occurrence(job)
+        if job.flags & F_REPEATS:
             self.c_succeed(slot, now_ms)
+        return 0
+
+    cdef int c_before_forgotten(self, uint32_t slot) except -1:
+        Flows.c_before_forgotten(self, slot)
+        if self.c_is_occurrence(self.job_at(slot)):
+            self.c_end_occurrence(self.job_at(slot))
         return 0
 
     cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1:
         Flows.c_after_failed(self, slot, error, now_ms)
         cdef Job *job = self.job_at(slot)
+        if self.c_is_occurrence(job):
+            self.c_end_occurrence(job)
         if job.flags & F_REPEATS and (<dict>job.extra)["repeat"].get("continueOnFailure", True):
             self.c_succeed(slot, now_ms)
         return 0
@@ -364,7 +376,7 @@ cdef class Schedules(Flows):
         for at in passed:
             self.successors[at] = following     # so that no chain is walked twice
         slot = self.c_slot(following)
-        return slot if slot and self.job_at(slot).state in (READY, DELAYED, ACTIVE, PARKED) else 0
+        return slot if slot and self.job_at(slot).state in LIVE else 0
 
     # --- recovery ----------------------------------------------------------------------------
 
@@ -399,7 +411,7 @@ cdef class Schedules(Flows):
             extra = <dict>job.extra
             if "successor" in extra:
                 links.append((job.seq, self.c_id(job), extra["successor"]))
-            if self.c_is_occurrence(job) and newest.get(extra["schedule"], 0) < job.seq:
+            if self.c_is_occurrence(job) and job.state in LIVE and newest.get(extra["schedule"], 0) < job.seq:
                 newest[extra["schedule"]] = job.seq
                 self.occurrences[extra["schedule"]] = self.c_id(job)
         links.sort()
@@ -418,6 +430,10 @@ cdef class Schedules(Flows):
             assert due == schedule.next_ms, f"schedule {schedule.name} at {due}, next run {schedule.next_ms}"
             assert self.slots.c_due(schedule.handle) == due
         assert len(self.schedules) + len(self.free_numbers) + 1 == len(self.schedule_at)
+        for name, job_id in self.occurrences.items():
+            number = self.c_slot(job_id)
+            assert number and self.job_at(number).state in LIVE, f"{job_id} of schedule {name} is over"
+            assert (<dict>self.job_at(number).extra)["schedule"] == name
         assert len(self.successors) <= CHAIN_LINKS
         self.workers._check()
 

@@ -45,8 +45,6 @@ def _cron(answer: Answer, fields: Fields) -> Reply:
     job = admission(options, broker.wall_ms)
     data: bytes | None = job["data"]
     job = {name: value for name, value in job.items() if name not in _NOT_KEPT}
-    if fields["preventOverlap"] and "uniqueKey" not in fields:
-        job["extra"] = {**(job["extra"] or {}), "uniqueKey": f"cron:{fields['name']}"}
     try:
         schedule = answer.session.put_schedule(
             fields["name"],
