@@ -16,7 +16,7 @@ from qcore.engine.job cimport (
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
-from qcore.engine.transitions cimport ADDED, Spec
+from qcore.engine.transitions cimport ADDED, REPLACED, Spec
 from qcore.structs.delayheap cimport DelayHeap
 
 from qcore import limits
@@ -177,7 +177,7 @@ cdef class Schedules(Flows):
             slot = self.c_add(self.c_queue(schedule.queue), &spec, extra or None, now_ms, False, &how)
         finally:
             blob_free(spec.data)
-        if how != ADDED:
+        if how != ADDED and how != REPLACED:
             return 0
         if schedule.prevent_overlap:
             self.occurrences[schedule.name] = self.c_id(self.job_at(slot))
@@ -350,7 +350,7 @@ cdef class Schedules(Flows):
             following = self.c_add(self.c_queue_of(job), &spec, extra, now_ms, False, &how)
         finally:
             blob_free(spec.data)
-        if how != ADDED:
+        if how != ADDED and how != REPLACED:
             return 0
         # The chain goes on there, also if this run is started over.
         job.flags &= ~<uint32_t>F_REPEATS

@@ -177,6 +177,8 @@ cdef class Transitions(Keys):
             flags |= F_KEYED
         if "removeOnComplete" in extra or "removeOnFail" in extra:
             flags |= F_KEEPS
+        if "repeat" in extra:
+            flags |= F_REPEATS
         return flags
 
     cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1:
