@@ -23,6 +23,8 @@ RUN_STATE: Final = frozenset(
         "attemptRecords",
         "dlq",
         "failedReason",
+        "keyExpires",
+        "keyPassed",
         "lastToken",
         "logs",
         "progress",

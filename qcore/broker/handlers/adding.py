@@ -155,12 +155,6 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
     extra = {name: options[name] for name in _KEPT_OPTIONS if options.get(name) not in (None, [], ())}
     if not extra.get("timeout"):
         extra.pop("timeout", None)  # 0 = none
-    delay = math.floor(options.get("delay", 0))
-    if "repeat" in options:
-        delay, slot = first_run(options, now_ms)
-        extra["repeat"] = {**options["repeat"], "count": options["repeat"].get("count", 0)}
-        if slot is not None:
-            extra["repeat"]["prevMillis"] = slot
     backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
     if isinstance(backoff, Mapping):
         extra["backoffConfig"] = dict(backoff)
@@ -175,6 +169,12 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
         extra |= {_DEDUP[key]: value for key, value in asked.items() if value is not False}
     elif "debounceId" in extra and "debounceTtl" in extra:
         delay = max(delay, extra["debounceTtl"])
+    if "repeat" in options:
+        first, slot = first_run(options, now_ms)
+        delay = max(delay, first)
+        extra["repeat"] = {**options["repeat"], "count": options["repeat"].get("count", 0)}
+        if slot is not None:
+            extra["repeat"]["prevMillis"] = slot
     removal = {name: options[name] for name in _REMOVALS if not isinstance(options.get(name, False), bool)}
     extra |= removal
     data = options.get("data")
