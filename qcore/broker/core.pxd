@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from qcore.broker.rows cimport Encoder
 from qcore.engine.engine cimport Engine
+from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.wire.writer cimport Writer
@@ -34,6 +35,7 @@ cdef class Wait:
     cdef int64_t lease_ms       # 0 = without a lease
     cdef uint32_t session
     cdef bytes req_id           # packed; None = none
+    cdef Wanted wanted          # of grouped jobs; None = any
     cdef uint32_t handle        # in the heap of ends; 0 = over
     cdef uint32_t number
 
@@ -84,7 +86,7 @@ cdef class Broker:
     cdef DelayHeap ends
     cdef dict waits                     # number -> Wait or Watch
     cdef dict watches                   # job id -> list of Watch
-    cdef dict queue_waits               # queue index -> deque of Wait
+    cdef dict queue_waits               # queue index -> key of what is wanted -> deque of Wait
     cdef uint32_t wait_number
     # sessions
     cdef list free_numbers
@@ -104,10 +106,12 @@ cdef class Broker:
     cdef Writer c_reply(self, Outlet outlet, bint held, bint add)
     cdef int c_notify(self, Outlet outlet) except -1
     cdef Py_ssize_t c_deliver(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
-                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too) except -1
+                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too,
+                              Wanted wanted) except -1
     cdef int c_wait(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
-                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1
+                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms, Wanted wanted) except -1
     cdef int c_serve(self) except -1
+    cdef int c_serve_queue(self, Queue q) except -1
     cdef int c_end_wait(self, Wait wait) except -1
     cdef int c_tell(self) except -1
     cdef int c_spread(self, bint held) except -1

@@ -24,9 +24,9 @@ from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
 from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, PARKED, READY, STAGED, Job, Run
+from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
-from qcore.structs.skiplist cimport Key
 from qcore.wire.writer cimport Writer, c_packed
 
 import logging
@@ -208,7 +208,8 @@ cdef class Broker:
     # --- delivery ---------------------------------------------------------------------------
 
     cdef Py_ssize_t c_deliver(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
-                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too) except -1:
+                              const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too,
+                              Wanted wanted) except -1:
         """Claim up to ``count`` jobs (0: one, in the form of a single pull) and write the reply.
 
         How many. Without a job nothing is written unless ``empty_too``. Stops before the
@@ -220,20 +221,20 @@ cdef class Broker:
         cdef uint32_t slot, following
         cdef Job *job
         cdef Run *run
-        cdef Key key
         cdef char text[36]
         cdef uint32_t slots[1000]
         cdef Py_ssize_t size = 0, i
         if self.intake:
             while n < most:
-                slot = engine.c_claim(q, self.now_ms, self.now_ns, lease_ms, session)
+                slot = engine.c_claim(q, self.now_ms, self.now_ns, lease_ms, session, wanted)
                 if not slot:
                     break
                 slots[n] = slot
                 n += 1
                 job = engine.job_at(slot)
                 size += 900 + (job.data.size if job.data != NULL else 0)
-                if q.ready.c_first(&key, &following):
+                following = engine.c_candidate(q, wanted, self.now_ns)
+                if following:
                     job = engine.job_at(following)
                     if size + 900 + (job.data.size if job.data != NULL else 0) > limits.MAX_PULL_REPLY_BYTES:
                         break
@@ -275,8 +276,11 @@ cdef class Broker:
         return n
 
     cdef int c_wait(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
-                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1:
-        """Let a pull wait. Waits of one queue are served in the order in which they came."""
+                    const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms, Wanted wanted) except -1:
+        """Let a pull wait. Waits of one queue are served in the order in which they came.
+
+        Those that want the same of groups stand in one line, so that only the heads of lines are asked.
+        """
         cdef Wait wait = Wait()
         self.wait_number += 1
         wait.number = self.wait_number
@@ -285,19 +289,26 @@ cdef class Broker:
         wait.count = count
         wait.lease_ms = lease_ms
         wait.session = session
+        wait.wanted = wanted
         wait.req_id = None if req_id == NULL else PyBytes_FromStringAndSize(<char *>req_id, req_id_n)
         wait.handle = self.ends.c_push(self.now_ns + timeout_ms * 1000000, wait.number, wait.number)
         self.waits[wait.number] = wait
-        waiting = self.queue_waits.get(q.index)
+        lines = self.queue_waits.get(q.index)
+        if lines is None:
+            lines = self.queue_waits[q.index] = {}
+        key = None if wanted is None else wanted.key
+        waiting = lines.get(key)
         if waiting is None:
-            waiting = self.queue_waits[q.index] = deque()
+            waiting = lines[key] = deque()
         waiting.append(wait)
         q.n_waits += 1
-        return 0
+        return self.engine.c_expect(q, self.now_ns)
 
     cdef int c_end_wait(self, Wait wait) except -1:
         """The wait is over, one way or another. It leaves the line as soon as nobody stands before it."""
-        cdef object waiting = self.queue_waits[wait.queue.index]
+        cdef dict lines = self.queue_waits[wait.queue.index]
+        cdef object key = None if wait.wanted is None else wait.wanted.key
+        cdef object waiting = lines[key]
         self.ends.c_remove(wait.handle)
         wait.handle = 0
         del self.waits[wait.number]
@@ -305,33 +316,54 @@ cdef class Broker:
         while waiting and not (<Wait>waiting[0]).handle:
             waiting.popleft()
         if not waiting:
-            del self.queue_waits[wait.queue.index]
+            del lines[key]
+            if not lines:
+                del self.queue_waits[wait.queue.index]
         return 0
 
     cdef int c_serve(self) except -1:
         """Give jobs to the waits of the queues that were woken."""
         cdef Engine engine = self.engine
         cdef Queue q
-        cdef Wait wait
-        cdef object waiting
-        cdef const unsigned char *req_id
         cdef list woken
         while engine.woken:
             woken = engine.woken
             engine.woken = []
             for q in woken:
                 q.woken = False
-                waiting = self.queue_waits.get(q.index)
-                while waiting:
-                    wait = <Wait>waiting[0]
-                    req_id = NULL
-                    if wait.req_id is not None:
-                        req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
-                    if not self.c_deliver(wait.outlet, q, wait.count, wait.lease_ms, wait.session, req_id,
-                                          0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False):
-                        break
-                    self.c_end_wait(wait)
-                    self.c_notify(wait.outlet)
+                if q.n_waits:
+                    self.c_serve_queue(q)
+                if q.n_waits:
+                    engine.c_expect(q, self.now_ns)
+        return 0
+
+    cdef int c_serve_queue(self, Queue q) except -1:
+        """Serve the waits of one queue, first come first served, until no line can get anything.
+
+        A wait that wants what is not there does not stop those behind it that want something else.
+        """
+        cdef dict lines = self.queue_waits[q.index]
+        cdef list open_lines = list(lines.values())
+        cdef object waiting, first
+        cdef Wait wait
+        cdef const unsigned char *req_id
+        while open_lines:
+            first = open_lines[0]
+            for waiting in open_lines:
+                if (<Wait>waiting[0]).number < (<Wait>first[0]).number:
+                    first = waiting
+            wait = <Wait>first[0]
+            req_id = NULL
+            if wait.req_id is not None:
+                req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
+            if self.c_deliver(wait.outlet, q, wait.count, wait.lease_ms, wait.session, req_id,
+                              0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False, wait.wanted):
+                self.c_end_wait(wait)
+                self.c_notify(wait.outlet)
+                if first:
+                    continue
+            # Empty, or nothing for this line. (`remove` would compare deques.)
+            open_lines = [waiting for waiting in open_lines if waiting is not first]
         return 0
 
     def end_waits(self, Outlet outlet not None):
@@ -597,7 +629,7 @@ cdef class Broker:
                 req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
             self.c_end_wait(wait)
             self.c_deliver(wait.outlet, wait.queue, wait.count, wait.lease_ms, wait.session, req_id,
-                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True)
+                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True, wait.wanted)
             self.c_notify(wait.outlet)
         if self.engine.events:
             self.c_spread(self.c_holds_events())

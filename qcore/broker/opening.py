@@ -103,9 +103,11 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         snapshot = store.load()
         found.crashed = snapshot.meta.get(META_OPEN) == b"1"
         try:
-            rows.restore_names(engine, snapshot.names, snapshot.queues)
+            rows.restore_names(engine, snapshot.names, snapshot.queues, now_ms, now_ns)
         except rows.BadRow as error:
             raise StoreError(f"{store.path}: {error}") from None
+        for lane in rows.restore_groups(engine, snapshot.side["lanes"], now_ms, now_ns):
+            logger.error("%s: the settings of group %r cannot be read", store.path, lane)
         bad = rows.restore_counts(engine, snapshot.side["telemetry"], snapshot.side["minutes"])
         if bad:
             logger.error("%s: %d counts of queues cannot be read and begin anew", store.path, bad)

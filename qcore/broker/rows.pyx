@@ -11,10 +11,12 @@ from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from qcore.engine.bucket cimport TokenBucket
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_KEYED, F_LOGGED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, PARKED, READY,
+    ACTIVE, COMPLETED, DELAYED, F_GROUPED, F_KEYED, F_LOGGED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED,
+    PARKED, READY,
     STAGED, Blob, Job, Run, blob_bytes, blob_new,
 )
 from qcore.engine.keys cimport key_of
@@ -29,6 +31,7 @@ import sys
 
 import msgpack
 
+from qcore import limits
 from qcore.store.base import Cut
 
 if sys.byteorder != "little":
@@ -217,7 +220,14 @@ cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t n
 
 cdef dict _side(Engine engine):
     """The small values, packed as they are now."""
-    return {at: value() if callable(value) else value for at, value in engine.side.items()}
+    return {at: _side_value(value) for at, value in engine.side.items()}
+
+
+cdef object _side_value(object value):
+    if callable(value):
+        value = value()
+    # An empty map says as much as none.
+    return (msgpack.packb(value) if value else None) if isinstance(value, dict) else value
 
 
 cdef object _blob(Blob *blob):
@@ -270,6 +280,11 @@ cdef bytes _queue_state(Queue q):
         state["stall"] = q.stall_settings
     if q.floor_seq:
         state["floor"] = q.floor_seq
+    if q.concurrency >= 0:
+        state["concurrency"] = q.concurrency
+    if q.rate is not None:
+        state["rate"] = {"max": q.rate.most, "duration": q.rate.span_ms, "debt": q.rate.debt_ns, "at": q.rate.at_ms,
+                         "ttl": q.rate.ttl_ms, "ends": q.rate.ends_ms}
     return msgpack.packb(state)
 
 
@@ -277,7 +292,30 @@ class BadRow(ValueError):
     """A row that cannot be read; the message says why, without its contents."""
 
 
-def restore_names(Engine engine not None, list names, list queues):
+cdef int _restore_limits(Queue q, dict fields, int64_t now_ms, int64_t now_ns) except -1:
+    cdef dict rate = fields.get("rate")
+    q.concurrency = fields.get("concurrency", -1)
+    if rate is not None and not (rate["ttl"] and rate["ends"] <= now_ms):
+        # What was owed has been paid off since, if the wall clock went forward.
+        q.rate = TokenBucket(rate["max"], rate["duration"], now_ms, now_ns, ttl_ms=rate["ttl"], ends_ms=rate["ends"],
+                             debt_ns=rate["debt"] - max(0, now_ms - rate["at"]) * 1e6)
+    q.limited = q.concurrency >= 0 or q.rate is not None
+    return 0
+
+
+def restore_groups(Engine engine not None, list entries, int64_t now_ms, int64_t now_ns):
+    """Bring back what was set for groups, after the queues. Those that cannot be read are left out; their keys."""
+    cdef list unreadable = []
+    for key, packed in entries:
+        try:
+            queue, _, group = key.partition(":")
+            engine.restore_group(int(queue), group, msgpack.unpackb(packed), now_ms, now_ns)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+            unreadable.append(key)
+    return unreadable
+
+
+def restore_names(Engine engine not None, list names, list queues, int64_t now_ms=0, int64_t now_ns=0):
     """Bring back interned names and queues, before any row.
 
     :raises BadRow: an entry cannot be read
@@ -304,7 +342,8 @@ def restore_names(Engine engine not None, list names, list queues):
             try:
                 q.floor_seq = fields.get("floor", 0)
                 engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
-            except (ValueError, TypeError, OverflowError):
+                _restore_limits(q, fields, now_ms, now_ns)
+            except (ValueError, TypeError, OverflowError, KeyError):
                 raise BadRow(f"the settings of queue {index} cannot be read") from None
     finally:
         engine.tracking = tracking
@@ -426,6 +465,9 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
             raise BadRow("the dead letter cannot be read")
     if head.flags & F_KEYED and not _has_key(extra):
         raise BadRow("the unique key cannot be read")
+    if head.flags & F_GROUPED and (not isinstance((extra or {}).get("groupId"), str)
+                                   or not 0 <= head.priority <= limits.MAX_GROUP_PRIORITY):
+        raise BadRow("the group cannot be read")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
         raise BadRow("the name is missing")
     for value in (data, result):
@@ -504,7 +546,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         if tail.timeout_ms:
             run.timeout_ns = now_ns + max(1, tail.timeout_ms - now_ms) * 1000000
         engine.c_arm(slot, run)
-        engine.c_list_append(&q.active, job.run, run)
+        engine.c_enter_active(q, job, run)
         return None
     if state == FAILED:
         expires = extra["dlq"]["expiresAt"]

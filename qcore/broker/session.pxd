@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.broker.core cimport Broker, Outlet
 from qcore.engine.job cimport Blob
+from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.engine.transitions cimport Spec
 from qcore.wire.writer cimport Writer
@@ -60,8 +61,10 @@ cdef class Session(Outlet):
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1
     cdef int c_write_req_id(self, Writer w, const unsigned char *p, Piece *req) except -1
     cdef int c_room(self, Py_ssize_t count) except -2
+    cdef int c_demand_room(self, str queue, list admissions) except -1
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
-                         const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1
+                         const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms,
+                         Wanted wanted) except -1
     cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
                         uint64_t *lo) noexcept
     cdef int c_write(self, Writer w, object reply) except -1

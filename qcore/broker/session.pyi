@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 from qcore.broker.core import Broker, Outlet
+from qcore.engine.lanes import Wanted
 from qcore.engine.schedule import Schedule
 
 Removal = bool | int | dict[str, Any]
@@ -73,4 +74,5 @@ class Session(Outlet):
         owned: bool,
         req_id: bytes | None,
         timeout_ms: int,
+        wanted: Wanted | None = None,
     ) -> None: ...

@@ -19,10 +19,12 @@ from qcore.broker.jobview cimport CAP_OUTCOMES
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    F_DURABLE, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, STAGED, Blob, Run, blob_new,
+    COMPLETED, F_DURABLE, F_GROUPED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED, STAGED,
+    Blob, Run, blob_new,
 )
+from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
-from qcore.engine.keys cimport key_of
+from qcore.engine.keys cimport KEY_FREE, KEY_PASSED, KEY_REPLACED, key_of
 from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
 from qcore.wire.writer cimport Writer
@@ -296,6 +298,7 @@ cdef class Session(Outlet):
                                        broker.now_ms)
             if refused is not None:
                 raise StateError(f"jobs[{refused[0]}]: {refused[1]}")
+        self.c_demand_room(queue, admissions)
         for options in admissions:
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
@@ -320,7 +323,8 @@ cdef class Session(Outlet):
             spec.flags = ((F_LIFO if options["lifo"] else 0)
                           | (F_REMOVE_ON_COMPLETE if options["remove_on_complete"] else 0)
                           | (F_REMOVE_ON_FAIL if options["remove_on_fail"] else 0)
-                          | (F_DURABLE if options["durable"] else 0))
+                          | (F_DURABLE if options["durable"] else 0)
+                          | (F_GROUPED if extra is not None and "groupId" in extra else 0))
             data = options["data"]
             packed = b"\0" if data is None else b"\0" + <bytes>data
             if data is not None:
@@ -336,6 +340,41 @@ cdef class Session(Outlet):
                 how = "committed"
             ids.append(engine.c_id(engine.job_at(self.last_slot)) if self.last_slot else engine.kept_by)
         return Added(how, ids)
+
+    cdef int c_demand_room(self, str queue, list admissions) except -1:
+        """Raise unless the groups named by these admissions have room for the jobs that are new."""
+        cdef Engine engine = self.broker.engine
+        cdef list adds = []
+        cdef set taken = set(), keys = set()
+        cdef Queue q = engine.queues.get(queue)
+        cdef uint32_t slot
+        cdef int verdict
+        cdef object job_id, extra, key
+        if not any([options["group_max"] is not None for options in admissions]):
+            return 0
+        for options in admissions:
+            extra, job_id = options["extra"], options["job_id"]
+            if extra is None or "groupId" not in extra:
+                continue
+            if job_id is not None:
+                # An id that is taken, by a live job or in this batch, adds nothing.
+                slot = engine.c_slot(job_id)
+                if job_id in taken or (slot and engine.job_at(slot).state not in (COMPLETED, FAILED)):
+                    continue
+                taken.add(job_id)
+            key = key_of(extra)
+            if key is not None and q is not None:
+                # Nor does a key that is held; and a job that makes way for another of its group leaves its place.
+                verdict = engine.c_judge_key(q, extra, self.broker.now_ms, &slot)
+                if key in keys or (verdict != KEY_FREE and verdict != KEY_PASSED and verdict != KEY_REPLACED):
+                    continue
+                if verdict == KEY_REPLACED and engine.job_at(slot).extra != NULL \
+                        and (<dict>engine.job_at(slot).extra).get("groupId") == extra["groupId"]:
+                    continue
+                keys.add(key)
+            adds.append((extra["groupId"], options["group_max"]))
+        engine.demand_group_room(queue, adds)
+        return 0
 
     def finish(self, str job_id not None, str token, bytes result, object remove):
         """Complete a job; see :meth:`Engine.ack`."""
@@ -754,18 +793,19 @@ cdef class Session(Outlet):
         if q is None:
             return DECLINED
         self.c_pull_from(q, count, ttl if owner else 0, 0 if detach and not owner else self.number,
-                         p + req.start if req.start else NULL, req.end - req.start, timeout)
+                         p + req.start if req.start else NULL, req.end - req.start, timeout, None)
         return SERVED
 
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
-                         const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms) except -1:
-        if not self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0) \
+                         const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms,
+                         Wanted wanted) except -1:
+        if not self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0, wanted) \
                 and timeout_ms:
-            self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms)
+            self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms, wanted)
         return 0
 
     def pull(self, str queue not None, Py_ssize_t count, int64_t lease_ms, bint owned, object req_id,
-             int64_t timeout_ms):
+             int64_t timeout_ms, Wanted wanted=None):
         """A checked pull of the generic path. ``req_id`` is packed or None; ``count`` 0 = a single job."""
         cdef const unsigned char *p = NULL
         cdef Py_ssize_t n = 0
@@ -773,7 +813,7 @@ cdef class Session(Outlet):
             p = <const unsigned char *>PyBytes_AS_STRING(<bytes>req_id)
             n = PyBytes_GET_SIZE(<bytes>req_id)
         self.c_pull_from(self.broker.engine.c_queue(queue), count, lease_ms, self.number if owned else 0, p, n,
-                         timeout_ms)
+                         timeout_ms, wanted)
 
     cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
                         uint64_t *lo) noexcept:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
+from qcore.engine.lanes import Wanted
 from qcore.engine.queries import Queries
 
 def refusal(verdict: int, job_id: str) -> Exception: ...
@@ -38,10 +39,25 @@ class Engine(Queries):
     ) -> str: ...
     def push_many(self, queue: str, datas: list[bytes], now_ms: int) -> list[str]: ...
     def pull(
-        self, queue: str, now_ms: int, now_ns: int, *, lease_ms: int = 0, session: int = 0
+        self,
+        queue: str,
+        now_ms: int,
+        now_ns: int,
+        *,
+        lease_ms: int = 0,
+        session: int = 0,
+        wanted: Wanted | None = None,
     ) -> tuple[str, str | None, bytes | None] | None: ...
     def pull_many(
-        self, queue: str, count: int, now_ms: int, now_ns: int, *, lease_ms: int = 0, session: int = 0
+        self,
+        queue: str,
+        count: int,
+        now_ms: int,
+        now_ns: int,
+        *,
+        lease_ms: int = 0,
+        session: int = 0,
+        wanted: Wanted | None = None,
     ) -> list[tuple[str, str | None, bytes | None]]: ...
     def ack(
         self,

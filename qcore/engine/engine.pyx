@@ -7,8 +7,9 @@ a transition wants done outside (rows to write, events to tell, pulls to wake) i
 collected in the engine and taken by its host afterwards.
 
 It is built in layers, a class and a file each: :mod:`~qcore.engine.table` (records),
-:mod:`~qcore.engine.transitions` (the life of one job), :mod:`~qcore.engine.flows` (what
-follows for other jobs), :mod:`~qcore.engine.schedules` (what the clock adds),
+:mod:`~qcore.engine.capacity` (what may start), :mod:`~qcore.engine.transitions` (the life of
+one job), :mod:`~qcore.engine.flows` (what follows for other jobs),
+:mod:`~qcore.engine.schedules` (what the clock adds),
 :mod:`~qcore.engine.queries` (what can be asked), and here the commands. The host's
 compiled paths call the ``c_`` procedures; the commands wrap the same ones for general
 handlers, tests and simulations. Payloads and results are packed bytes, None = none.
@@ -24,10 +25,12 @@ from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_KEEPS, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
-    F_REWRITE, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE,
+    F_REMOVE_ON_FAIL, F_REWRITE, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free,
+    blob_new,
 )
 from qcore.engine.keys cimport key_of
+from qcore.engine.lanes cimport Group, Wanted
 from qcore.engine.queue cimport Queue
 from qcore.engine.queries cimport Queries
 from qcore.engine.table cimport EV_DELAYED, EV_PAUSED, EV_REMOVED, EV_RESUMED, EV_WAITING
@@ -38,7 +41,7 @@ from qcore.structs.skiplist cimport Key, SkipNode
 
 from qcore import limits
 from qcore.engine.table import STATE_NAMES
-from qcore.errors import LeaseError, LimitError, NotFoundError, StateError
+from qcore.errors import CommandError, LeaseError, LimitError, NotFoundError, StateError
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
@@ -98,7 +101,8 @@ cdef class Engine(Queries):
         spec.max_attempts = attempts
         spec.backoff_ms = backoff_ms
         spec.flags = ((F_LIFO if lifo else 0) | (F_REMOVE_ON_COMPLETE if remove_on_complete else 0)
-                      | (F_REMOVE_ON_FAIL if remove_on_fail else 0))
+                      | (F_REMOVE_ON_FAIL if remove_on_fail else 0)
+                      | (F_GROUPED if extra is not None and "groupId" in extra else 0))
         try:
             slot = self.c_add(self.c_queue(queue), &spec, extra, now_ms, False, &how)
         finally:
@@ -124,17 +128,21 @@ cdef class Engine(Queries):
             ids.append(self.c_id(self.job_at(slot)))
         return ids
 
-    def pull(self, str queue not None, int64_t now_ms, int64_t now_ns, *, int64_t lease_ms=0, uint32_t session=0):
-        """Deliver the first ready job as ``(id, token or None, data)``; None when there is none."""
+    def pull(self, str queue not None, int64_t now_ms, int64_t now_ns, *, int64_t lease_ms=0, uint32_t session=0,
+             Wanted wanted=None):
+        """Deliver the next job as ``(id, token or None, data)``; None when there is none.
+
+        ``wanted`` says what the caller wants of grouped jobs; None: any, without limits of its own.
+        """
         cdef object found = self.queues.get(queue)
         cdef uint32_t slot
         if found is None:
             return None
-        slot = self.c_claim(<Queue>found, now_ms, now_ns, lease_ms, session)
+        slot = self.c_claim(<Queue>found, now_ms, now_ns, lease_ms, session, wanted)
         return self.c_delivery(slot) if slot else None
 
     def pull_many(self, str queue not None, Py_ssize_t count, int64_t now_ms, int64_t now_ns, *,
-                  int64_t lease_ms=0, uint32_t session=0):
+                  int64_t lease_ms=0, uint32_t session=0, Wanted wanted=None):
         """Deliver up to ``count`` ready jobs, as :meth:`pull` does."""
         cdef object found = self.queues.get(queue)
         cdef list out = []
@@ -142,7 +150,7 @@ cdef class Engine(Queries):
         if found is None:
             return out
         while count > 0:
-            slot = self.c_claim(<Queue>found, now_ms, now_ns, lease_ms, session)
+            slot = self.c_claim(<Queue>found, now_ms, now_ns, lease_ms, session, wanted)
             if not slot:
                 break
             out.append(self.c_delivery(slot))
@@ -428,10 +436,16 @@ cdef class Engine(Queries):
         return len(slots)
 
     def change_priority(self, str job_id not None, double priority, int64_t now_ms, *, object lifo=None):
-        """Give a queued job another priority, and another side of its equals; False when it is not queued."""
+        """Give a queued job another priority, and another side of its equals; False when it is not queued.
+
+        :raises CommandError: the job has a group, and the priority is none of a group: 0 to 2097151, whole
+        """
         cdef uint32_t slot = self.c_known(job_id)
         if not slot or self.job_at(slot).state not in (READY, DELAYED):
             return False
+        if self.job_at(slot).flags & F_GROUPED and not (0 <= priority <= limits.MAX_GROUP_PRIORITY
+                                                        and priority == <int64_t>priority):
+            raise CommandError(f"group.priority must be an integer between 0 and {limits.MAX_GROUP_PRIORITY}")
         self.c_reprioritise(slot, priority, -1 if lifo is None else bool(lifo), now_ms)
         return True
 
@@ -656,6 +670,7 @@ cdef class Engine(Queries):
         cdef dict seen = {}
         cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_expiries = 0, n_dirty = 0, n_evicted = 0
         cdef SkipNode *node
+        cdef Group g
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
             if job.state == 0:
@@ -671,7 +686,7 @@ cdef class Engine(Queries):
             assert not job.flags & F_REWRITE or job.flags & F_DIRTY or not self.tracking
             has_run = job.state in (ACTIVE, COMPLETED, FAILED)
             assert (job.run != 0) == has_run, f"slot {slot}: state {job.state}, run {job.run}"
-            assert (job.delayed != 0) == (job.state == DELAYED)
+            assert (job.delayed != 0) == (job.state == DELAYED or (job.state == READY and job.flags & F_GROUPED != 0))
             if has_run:
                 n_runs += 1
                 run = self.run_at(job.run)
@@ -710,6 +725,8 @@ cdef class Engine(Queries):
         self.deadlines._check()
         self.expiries._check()
         self.index._check()
+        self.checks._check()
+        self.c_check_capacity()
         for q in self.queue_list[1:]:
             q.ready._check()
             q.delayed._check()
@@ -723,6 +740,12 @@ cdef class Engine(Queries):
                 prioritized += job.priority > 0
                 mine.add(node.value)
                 node = q.ready.c_after(node)
+            if q.lanes is not None:
+                for g in q.lanes.by_name.values():
+                    for i in range(g.ready.n):
+                        slot = g.ready.c_at(i, &due)
+                        prioritized += self.job_at(slot).priority > 0
+                        mine.add(slot)
             assert mine == seen.pop((q.index, READY), set())
             assert prioritized == q.n_prioritized
             mine = set()

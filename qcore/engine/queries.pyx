@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint32_t
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes,
 )
+from qcore.engine.lanes cimport Group
 from qcore.engine.listing cimport (
     L_ACTIVE, L_COMPLETED, L_DELAYED, L_FAILED, L_PARKED, L_PRIORITIZED, L_WAITING, N_LISTED, Listing, Page,
 )
@@ -112,7 +113,7 @@ cdef class Queries(Schedules):
                                   "waiting-children", "paused"), 0)
         q = <Queue>found
         self.c_promote(q, now_ms, PROMOTIONS)
-        ready = q.ready.n
+        ready = q.n_ready
         prioritized = q.n_prioritized
         return {
             "waiting": 0 if q.paused else ready - prioritized,
@@ -333,11 +334,16 @@ cdef class Queries(Schedules):
         """Slots of the ready and the delayed jobs of a queue."""
         cdef list slots = []
         cdef SkipNode *node = q.ready.c_begin()
+        cdef Group g
         cdef int64_t due
         cdef Py_ssize_t i
         while node != NULL:
             slots.append(node.value)
             node = q.ready.c_after(node)
+        if q.lanes is not None:
+            for g in q.lanes.by_name.values():
+                for i in range(g.ready.n):
+                    slots.append(g.ready.c_at(i, &due))
         for i in range(q.delayed.n):
             slots.append(q.delayed.c_at(i, &due))
         return slots
@@ -375,7 +381,7 @@ cdef class Queries(Schedules):
                                        "total_completed", "total_failed"), 0)
         for q in self.queue_list[1:]:
             self.c_promote(q, now_ms, PROMOTIONS)
-            out["waiting"] += q.ready.n
+            out["waiting"] += q.n_ready
             out["delayed"] += q.delayed.n
             out["active"] += q.active.n
             out["completed"] += q.completed.n + q.n_archived
@@ -396,4 +402,6 @@ cdef class Queries(Schedules):
         cdef size_t n = slab_nbytes(&self.jobs) + slab_nbytes(&self.runs) + self.index.c_nbytes()
         for q in self.queue_list[1:]:
             n += q.ready.c_nbytes() + q.delayed.c_nbytes()
+            if q.lanes is not None:
+                n += q.lanes.c_nbytes()
         return n + self.done.c_nbytes() + self.deadlines.c_nbytes() + self.expiries.c_nbytes()

@@ -1,5 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.engine.bucket cimport TokenBucket
+from qcore.engine.lanes cimport Lanes
 from qcore.engine.listing cimport Listing, Tally
 from qcore.engine.meter cimport Meter
 from qcore.structs.delayheap cimport DelayHeap
@@ -28,6 +30,10 @@ cdef class Queue:
     cdef readonly Py_ssize_t n_prioritized      # of the ready ones
     cdef readonly Py_ssize_t n_staged
     cdef public bint paused
+    cdef readonly bint limited                  # a limit of the whole queue is set: the claims look at it
+    cdef readonly int64_t concurrency           # most active jobs; -1 = any number
+    cdef readonly TokenBucket rate              # None = no limit
+    cdef readonly Lanes lanes                   # its groups; None until the first one
     cdef readonly uint32_t max_stalls            # 0 = unlimited
     cdef readonly uint32_t dlq_max_entries
     cdef readonly int64_t dlq_max_age_ms         # -1 = dead letters are kept for ever

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
+from qcore.engine.bucket import TokenBucket
+from qcore.engine.lanes import Lanes
 from qcore.engine.meter import Meter
 
 DLQ_DEFAULTS: Final[dict[str, Any]]
@@ -16,6 +18,14 @@ class Queue:
     def name(self) -> str: ...
     paused: bool
     event_mask: int
+    @property
+    def limited(self) -> bool: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def rate(self) -> TokenBucket | None: ...
+    @property
+    def lanes(self) -> Lanes | None: ...
     @property
     def max_stalls(self) -> int: ...
     @property

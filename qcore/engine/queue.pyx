@@ -49,6 +49,7 @@ cdef class Queue:
         self.ready = SkipList(seed)
         self.delayed = DelayHeap()
         self.priorities = Tally()
+        self.concurrency = -1
         self.max_stalls = limits.DEFAULT_MAX_STALLS
         self.dlq_max_entries = limits.DEFAULT_DLQ_MAX_ENTRIES
         self.dlq_max_age_ms = limits.DEFAULT_DLQ_MAX_AGE_MS
@@ -71,8 +72,8 @@ cdef class Queue:
 
     @property
     def n_ready(self):
-        """Jobs that can start now, paused or not."""
-        return self.ready.n
+        """Jobs that can start now, paused or not, of groups as well."""
+        return self.ready.n + (self.lanes.n_ready if self.lanes is not None else 0)
 
     @property
     def n_delayed(self):

@@ -1,7 +1,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from qcore.engine.capacity cimport Capacity
 from qcore.engine.job cimport Blob, Job, Run
-from qcore.engine.keys cimport Keys
+from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue, RunList
 
 cdef enum:
@@ -44,7 +45,7 @@ cdef struct Spec:
     uint32_t flags
 
 
-cdef class Transitions(Keys):
+cdef class Transitions(Capacity):
     cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0
     cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
                               int *how) except? 0
@@ -56,7 +57,11 @@ cdef class Transitions(Keys):
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1
     cdef int c_promote(self, Queue q, int64_t now_ms, int limit) except -1
     cdef int c_set_due(self, Queue q) except -1
-    cdef uint32_t c_claim(self, Queue q, int64_t now_ms, int64_t now_ns, int64_t lease_ms, uint32_t session) except? 0
+    cdef uint32_t c_claim(self, Queue q, int64_t now_ms, int64_t now_ns, int64_t lease_ms, uint32_t session,
+                          Wanted wanted) except? 0
+    cdef uint32_t c_candidate(self, Queue q, Wanted wanted, int64_t now_ns) except? 0
+    cdef uint32_t c_candidate_in_turn(self, Queue q, Wanted wanted, int64_t now_ns) except? 0
+    cdef int c_enter_active(self, Queue q, Job *job, Run *run) except -1
     cdef int c_judge(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo) except -1
     cdef int c_leave_active(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
     cdef int c_complete(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1
@@ -93,7 +98,6 @@ cdef class Transitions(Keys):
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
     cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2
-    cdef int c_set_check(self, Queue q, int64_t at_ns) except -1
     # Overridden by the layers above
     cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from qcore.engine.keys import Keys
+from qcore.engine.capacity import Capacity
 
-class Transitions(Keys): ...
+class Transitions(Capacity): ...

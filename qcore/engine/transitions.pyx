@@ -10,16 +10,18 @@ from cpython.ref cimport Py_INCREF, PyObject
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from qcore.engine.capacity cimport Capacity
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL,
-    F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_REPEATS, F_TEXT_ID, F_REWRITE, F_STORED, F_WATCHED, FAILED,
-    READY, STAGED, Blob, Job, Run,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GROUPED, F_RARE, F_REMOVE_ON_COMPLETE,
+    F_REMOVE_ON_FAIL, F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_REPEATS, F_TEXT_ID, F_REWRITE, F_STORED,
+    F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run,
     blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
-    KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, Keys, key_of,
+    KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, key_of,
 )
+from qcore.engine.lanes cimport ONE_GROUP, UNGROUPED, Group, Wanted
 from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
 from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport (
@@ -44,8 +46,8 @@ cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
     return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
-cdef class Transitions(Keys):
-    """:class:`~qcore.engine.keys.Keys` with the rules of the life of a job."""
+cdef class Transitions(Capacity):
+    """:class:`~qcore.engine.capacity.Capacity` with the rules of the life of a job."""
 
     # --- admission -----------------------------------------------------------------
 
@@ -143,6 +145,8 @@ cdef class Transitions(Keys):
         job.first_state = DELAYED if spec.run_ms > now_ms else READY
         job.state = STAGED
         q.n_staged += 1
+        if flags & F_GROUPED:
+            self.c_group_stage(q, job, 1)
         self.c_mark(slot, job)
         if self.tracking and not q.counted and q.n_events < self.max_events:
             self.c_mark_counts(q)       # with the cut that makes the job known
@@ -186,6 +190,8 @@ cdef class Transitions(Keys):
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         q.n_staged -= 1
+        if job.flags & F_GROUPED:
+            self.c_group_stage(q, job, -1)
         q.total_pushed += 1
         self.c_enqueue(q, slot, job, max(now_ms, job.run_ms) if job.first_state == READY else now_ms)
         if q.n_events < self.max_events:
@@ -202,12 +208,17 @@ cdef class Transitions(Keys):
             job.state = DELAYED
             q.priorities.c_count(job.priority, 1)
             self.c_list(q, L_DELAYED, slot, job)
+            if job.flags & F_GROUPED:
+                self.c_group_delay(q, job, 1)
             self.c_set_due(q)
             if q.n_waits:
                 self.c_wake(q)      # the wait's own end may have moved nearer
             return 0
-        self.c_key(job, &key)
-        q.ready.c_insert(key, slot)
+        if job.flags & F_GROUPED:
+            job.delayed = self.c_lane(q, job).c_add(self.c_group_of(q, job), <int64_t>job.priority, job.seq, slot)
+        else:
+            self.c_key(job, &key)
+            q.ready.c_insert(key, slot)
         job.state = READY
         q.priorities.c_count(job.priority, 1)
         self.c_list(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, slot, job)
@@ -220,17 +231,26 @@ cdef class Transitions(Keys):
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1:
         """Take a READY or DELAYED job out of its queue."""
         cdef Key key
+        cdef Group g
         q.priorities.c_count(job.priority, -1)
         if job.state == READY:
             self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
-            self.c_key(job, &key)
-            q.ready.c_remove(key)
+            if job.flags & F_GROUPED:
+                g = self.c_group_of(q, job)
+                q.lanes.c_remove(g, job.delayed)
+                job.delayed = 0
+                q.lanes.c_drop_idle(g)
+            else:
+                self.c_key(job, &key)
+                q.ready.c_remove(key)
             if job.priority > 0:
                 q.n_prioritized -= 1
         else:
             self.c_unlist(q, L_DELAYED, job)
             q.delayed.c_remove(job.delayed)
             job.delayed = 0
+            if job.flags & F_GROUPED:
+                self.c_group_delay(q, job, -1)
             self.c_set_due(q)
         return 0
 
@@ -260,6 +280,8 @@ cdef class Transitions(Keys):
             job.delayed = 0
             q.priorities.c_count(job.priority, -1)
             self.c_unlist(q, L_DELAYED, job)
+            if job.flags & F_GROUPED:
+                self.c_group_delay(q, job, -1)
             self.c_enqueue(q, slot, job, now_ms)
             moved += 1
         if moved:
@@ -268,21 +290,53 @@ cdef class Transitions(Keys):
 
     # --- delivery ------------------------------------------------------------------
 
-    cdef uint32_t c_claim(self, Queue q, int64_t now_ms, int64_t now_ns, int64_t lease_ms, uint32_t session) except? 0:
-        """Deliver the first ready job; 0 when there is none or the queue is paused.
+    cdef inline uint32_t c_candidate(self, Queue q, Wanted wanted, int64_t now_ns) except? 0:
+        """The job that a pull gets next; 0 = none. Pauses and limits of the queue are not looked at."""
+        cdef Key key
+        cdef uint32_t slot
+        if wanted is None and q.ready.c_first(&key, &slot):
+            return slot
+        return self.c_candidate_in_turn(q, wanted, now_ns)
 
-        ``lease_ms`` 0 delivers without a lease. Jobs past their ttl are dropped on the way.
+    cdef uint32_t c_candidate_in_turn(self, Queue q, Wanted wanted, int64_t now_ns) except? 0:
+        """The same where groups may have a say. O(log groups)."""
+        cdef Key key
+        cdef uint32_t slot = 0, grouped
+        cdef int64_t priority
+        cdef Group g
+        if wanted is None or wanted.affinity != ONE_GROUP:
+            if q.ready.c_first(&key, &slot) and (
+                    wanted is None or wanted.ungrouped_first or wanted.affinity == UNGROUPED):
+                return slot
+        if q.lanes is None:
+            return slot
+        self.c_expire_groups(q, now_ns)
+        g = q.lanes.c_first(wanted)
+        if g is None or (slot and q.lanes.plain_turn <= g.turn):
+            return slot
+        g.ready.c_first(&priority, &grouped)
+        return grouped
+
+    cdef uint32_t c_claim(self, Queue q, int64_t now_ms, int64_t now_ns, int64_t lease_ms, uint32_t session,
+                          Wanted wanted) except? 0:
+        """Deliver the next job; 0 when there is none, or the queue is paused or at a limit.
+
+        ``lease_ms`` 0 delivers without a lease, ``wanted`` None takes any job. Jobs past their
+        ttl are dropped on the way.
         """
         cdef Key key
         cdef uint32_t slot
         cdef Job *job
         cdef Run *run
         cdef object ttl, timeout
-        if q.paused:
+        if q.paused or (q.limited and not self.c_has_room(q, now_ns)):
             return 0
         if q.due:
             self.c_promote(q, now_ms, PROMOTIONS)
-        while q.ready.c_first(&key, &slot):
+        while True:
+            slot = self.c_candidate(q, wanted, now_ns)
+            if not slot:
+                return 0
             job = self.job_at(slot)
             timeout = None
             if job.extra != NULL:
@@ -314,20 +368,34 @@ cdef class Transitions(Keys):
                 raise
             job.run = self.spare_run
             self.spare_run = 0
-            q.ready.c_pop(&key, &slot)
+            if job.flags & F_GROUPED:
+                self.c_take_turn(q, job, wanted, now_ns)
+            else:
+                q.ready.c_pop(&key, &slot)
+                if wanted is not None and not wanted.ungrouped_first:
+                    self.c_take_plain_turn(q)
             q.priorities.c_count(job.priority, -1)
             self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
             if job.priority > 0:
                 q.n_prioritized -= 1
+            if q.limited and q.rate is not None:
+                q.rate.c_take(now_ms, now_ns)
+                self.c_mark_queue(q)
             self.deliveries += 1
             run.delivery = self.deliveries
             job.state = ACTIVE
-            self.c_list_append(&q.active, job.run, run)
+            self.c_enter_active(q, job, run)
             q.total_pulled += 1
             self.c_mark(slot, job)
             if self.c_event(q, EV_PULLED):
                 self.c_emit(EV_PULLED, q, job, now_ms, None)
             return slot
+
+    cdef inline int c_enter_active(self, Queue q, Job *job, Run *run) except -1:
+        """The only way into the active state; ``run`` is the record of ``job.run``."""
+        self.c_list_append(&q.active, job.run, run)
+        if job.flags & F_GROUPED:
+            self.c_lane(q, job).c_enter(self.c_group_of(q, job))
         return 0
 
     cdef int c_arm(self, uint32_t slot, Run *run) except -1:
@@ -389,6 +457,8 @@ cdef class Transitions(Keys):
         if job.extra != NULL:
             # An earlier holder may report only until somebody else had the job.
             (<dict>job.extra).pop("lastToken", None)
+        if job.flags & F_GROUPED:
+            self.c_leave_group(q, job)
         if q.n_waits:
             self.c_wake(q)
         return 0
@@ -516,7 +586,7 @@ cdef class Transitions(Keys):
         run.job = slot
         run.started_ms = run.heartbeat_ms = now_ms
         job.state = ACTIVE
-        self.c_list_append(&q.active, job.run, run)
+        self.c_enter_active(q, job, run)
         return self.c_complete(slot, result, remove, now_ms)
 
     cdef bint c_renew(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo, int64_t lease_ms,
@@ -722,6 +792,8 @@ cdef class Transitions(Keys):
             self.c_leave_dead(q, self.run_at(job.run))
         elif job.state == STAGED:
             q.n_staged -= 1
+            if job.flags & F_GROUPED:
+                self.c_group_stage(q, job, -1)
             if not q.counted:
                 self.c_mark_counts(q)       # its event was counted ahead
         return self.c_forget_done(slot, job, q)
@@ -788,17 +860,14 @@ cdef class Transitions(Keys):
             left -= 1
         return self.c_advance_more(now_ms, now_ns, left)
 
-    cdef int c_set_check(self, Queue q, int64_t at_ns) except -1:
-        """Look at a queue at that time, or earlier if that is set already."""
-        if not q.check:
-            q.check = self.checks.c_push(at_ns, q.index, q.index)
-        elif at_ns < self.checks.c_due(q.check):
-            self.checks.c_change(q.check, at_ns, q.index)
-        return 0
-
     cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1:
         """The time set by :meth:`c_set_check` has come: do what is due, and set the next."""
-        return 0
+        if q.rate is not None and q.rate.ends_ns and now_ns >= q.rate.ends_ns:
+            self.c_end_rate(q)
+        self.c_expire_groups(q, now_ns)
+        if q.n_waits:
+            self.c_wake(q)
+        return self.c_expect(q, now_ns)
 
     cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1:
         """What further layers do when their time comes; at most ``left`` steps. 1 if more is due at once."""
@@ -939,6 +1008,13 @@ cdef class Transitions(Keys):
         if job.first_state == READY and (priority > 0) != (job.priority > 0):
             self.c_timeline(job, self.c_extra(job))     # else the past would change with the priority
         self.c_reserve()
+        if ready and job.flags & F_GROUPED:
+            # In place: a change of urgency within the group is none of the round.
+            q.lanes.c_reorder(self.c_group_of(q, job), job.delayed, <int64_t>priority, job.seq)
+            q.n_prioritized += (priority > 0) - (job.priority > 0)
+            self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
+            self.c_list(q, L_PRIORITIZED if priority > 0 else L_WAITING, slot, job)
+            ready = False
         if ready:
             self.c_unqueue(q, slot, job)
         else:
@@ -983,8 +1059,14 @@ cdef class Transitions(Keys):
         cdef Key key
         cdef int64_t due
         cdef uint32_t slot
+        cdef Group g
         while q.ready.c_first(&key, &slot):
             self.c_forget(slot)
+        if q.lanes is not None:
+            n += q.lanes.n_ready
+            for g in list(q.lanes.by_name.values()):
+                while g.ready.c_first(&due, &slot):
+                    self.c_forget(slot)
         while q.delayed.c_first(&due, &slot):
             self.c_forget(slot)
         return n
@@ -1027,6 +1109,10 @@ cdef class Transitions(Keys):
         for number in list(q.kept.values()):
             self.c_drop_kept(number)
         q.paused = False
+        q.concurrency = -1
+        q.rate = None
+        q.limited = False
+        self.c_reset_groups(q)
         q.dlq_settings.clear()
         q.stall_settings.clear()
         return self.c_configure(q, {}, {})

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qcore.errors import LeaseError, NotFoundError, StateError
+from qcore.reference.capacity import Capacity, Limits, Wishes, check_group_priority
 from qcore.reference.counting import Journal, Outcomes
 from qcore.reference.keys import Key, Keys
 
@@ -35,6 +36,7 @@ class Delivery:
     lease_ms: int
     expires_ns: int | None
     timeout_ns: int | None
+    number: int = 0
     renewals: int = 0
 
     @property
@@ -61,6 +63,7 @@ class Job:
     key: Key | None = None
     keep_completed: Removal = False  # other than the two flags
     keep_failed: Removal = False
+    group: str | None = None
     state: str = "delayed"  # delayed, ready, active, completed, failed
     attempts: int = 0
     stalls: int = 0
@@ -94,6 +97,7 @@ class Queue:
     journal: Journal = field(default_factory=lambda: Journal(10_000))
     completions: Outcomes = field(default_factory=Outcomes)
     failures: Outcomes = field(default_factory=Outcomes)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass
@@ -130,7 +134,7 @@ def _as_row(job: Job, now: Job) -> Job:
     return row
 
 
-class Engine(Keys):
+class Engine(Keys, Capacity):
     """All jobs of a broker. Times as in the compiled engine: wall clock in ms, monotonic clock in ns."""
 
     def __init__(
@@ -153,6 +157,7 @@ class Engine(Keys):
         self._finals: dict[str, None] = {}
         self._seq = 0
         self._ended = 0
+        self._deliveries = 0
 
     # --- looking -------------------------------------------------------------------------
 
@@ -215,6 +220,9 @@ class Engine(Keys):
     def _told(self, queue: str, job_id: str, now_ms: int) -> None:
         self._tell("duplicated", queue, job_id, now_ms, None)
 
+    def limits(self, queue: str) -> Limits:
+        return self._queue(queue).limits
+
     def _emit(self, kind: str, job: Job, now_ms: int, data: object = None) -> None:
         self._tell(kind, job.queue, job.id, now_ms, data)
 
@@ -254,6 +262,7 @@ class Engine(Keys):
         key: Key | None = None,
         keep_completed: Removal = False,
         keep_failed: Removal = False,
+        group: str | None = None,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
         q = self._queue(queue)
@@ -287,6 +296,7 @@ class Engine(Keys):
             key=key,
             keep_completed=keep_completed,
             keep_failed=keep_failed,
+            group=group,
         )
         self.jobs[job.id] = job
         self._take(job, now_ms)
@@ -297,9 +307,11 @@ class Engine(Keys):
 
     def _enqueue(self, job: Job, now_ms: int) -> None:
         job.state = "delayed" if job.run_ms > now_ms else "ready"
+        if job.state == "ready":
+            self._line_up(job)
 
     def _promote(self, queue: str, now_ms: int) -> None:
-        for job in self._of(queue, "delayed"):
+        for job in sorted(self._of(queue, "delayed"), key=lambda job: (job.run_ms, job.seq)):
             self._enqueue(job, now_ms)
 
     # --- taking --------------------------------------------------------------------------
@@ -313,15 +325,17 @@ class Engine(Keys):
         token: str | None = None,
         lease_ms: int = 0,
         session: int = 0,
+        wishes: Wishes | None = None,
     ) -> tuple[str, str | None, bytes | None] | None:
         """Deliver the first ready job, under ``token`` if there is a lease."""
         if queue not in self.queues or self.queues[queue].paused:
             return None
+        if not self._has_room(queue, now_ns):
+            return None
         self._promote(queue, now_ms)
-        for job_id in self.ready(queue):
-            job = self.jobs[job_id]
+        while (job := self._candidate(queue, wishes, now_ns)) is not None:
             if job.ttl_ms is not None and now_ms > job.created_ms + job.ttl_ms:
-                self._drop(job_id)
+                self._drop(job.id)
                 continue
             job.state = "active"
             job.delivery = Delivery(
@@ -331,7 +345,10 @@ class Engine(Keys):
                 expires_ns=now_ns + lease_ms * 1_000_000 if lease_ms else None,
                 timeout_ns=now_ns + job.timeout_ms * 1_000_000 if job.timeout_ms else None,
             )
+            self._started(job, wishes, now_ms, now_ns)
             self.queues[queue].pulled += 1
+            self._deliveries += 1
+            job.delivery.number = self._deliveries
             self._emit("pulled", job, now_ms)
             return (job.id, job.delivery.token, job.data)
         return None
@@ -500,6 +517,7 @@ class Engine(Keys):
     def _return(self, job: Job) -> None:
         """It was ready before, so it is again, whatever the wall clock did meanwhile."""
         job.state = "ready"
+        self._line_up(job)
 
     def _finalise(self, token: str | None) -> None:
         if token is None:
@@ -565,6 +583,7 @@ class Engine(Keys):
             q = self.queues[queue]
             q.paused, q.max_stalls = False, 3
             q.dead_max_entries, q.dead_max_age_ms = 10_000, 604_800_000
+            q.limits = Limits(turns=q.limits.turns, plain_turn=q.limits.plain_turn)
             q.journal = Journal(self._max_events)
             q.completions, q.failures = Outcomes(), Outcomes()
 
@@ -611,6 +630,8 @@ class Engine(Keys):
         job = self.jobs.get(job_id)
         if job is None or job.state not in ("ready", "delayed"):
             return False
+        if job.group is not None:
+            check_group_priority(priority)
         job.priority = priority
         job.lifo = job.lifo if lifo is None else lifo
         return True
@@ -752,7 +773,8 @@ class Engine(Keys):
     def close_session(self, session: int, now_ms: int) -> int:
         """Give back what the session holds and never renewed; disown the rest."""
         n = 0
-        for job in self.jobs.values():
+        held = [(job.delivery.number, job) for job in self.jobs.values() if job.delivery is not None]
+        for _, job in sorted(held, key=lambda entry: -entry[0]):
             if job.delivery is None or job.delivery.session != session or not session:
                 continue
             if job.delivery.renewals:
@@ -833,6 +855,7 @@ class Engine(Keys):
                 journal=q.journal,
                 completions=q.completions,
                 failures=q.failures,
+                limits=q.limits.restarted(now_ms, now_ns),
             )
             for name, q in saved.queues.items()
         }
@@ -845,11 +868,17 @@ class Engine(Keys):
             job.ended = (job.ended[0], self._ended)
         done = [job for job in self.jobs.values() if job.state == "completed"]
         self._evidence = dict.fromkeys(job.id for job in sorted(done, key=lambda job: job.ended))
-        for job in sorted(self.jobs.values(), key=lambda job: job.seq):
-            if job.state == "delayed":
+        admitted = sorted(self.jobs.values(), key=lambda job: job.seq)
+        was_ready = [job for job in admitted if job.state == "ready"]
+        for job in was_ready:
+            job.state = "restoring"
+        for job in admitted:
+            if job in was_ready:
+                self._return(job)
+            elif job.state == "delayed":
                 self._enqueue(job, now_ms)
             self._restore_key(job, now_ms)
-        for job in sorted(self.jobs.values(), key=lambda job: job.seq):
+        for job in admitted:
             delivery = job.delivery
             if delivery is None:
                 continue

@@ -25,12 +25,13 @@ STATE_UNREADABLE = -1
 #:
 #: * ``evidence`` (number): ids that were completed and removed, in order; see the engine
 #: * ``keys`` (number): unique keys that outlive their jobs
+#: * ``lanes`` (queue id, colon, name): what is set for a group of a queue
 #: * ``logs`` (seq of the job): its log lines
 #: * ``minutes`` (number): closed minutes of the metrics of a queue
 #: * ``schedules`` (name): what is to be added at its time
 #: * ``telemetry`` (queue id): counts of events and outcomes of a queue
 #: * ``webhooks`` (id): addresses that are told of events
-SIDE_TABLES: Final = ("evidence", "keys", "logs", "minutes", "schedules", "telemetry", "webhooks")
+SIDE_TABLES: Final = ("evidence", "keys", "lanes", "logs", "minutes", "schedules", "telemetry", "webhooks")
 
 #: A table and a key in it.
 Side: TypeAlias = tuple[str, int | str]

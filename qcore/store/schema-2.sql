@@ -9,6 +9,11 @@ CREATE TABLE keys (
     value BLOB NOT NULL
 ) WITHOUT ROWID;
 
+CREATE TABLE lanes (
+    key   TEXT PRIMARY KEY,      -- queues.id, a colon, the name of the group
+    value BLOB NOT NULL
+) WITHOUT ROWID;
+
 CREATE TABLE logs (
     key   INTEGER PRIMARY KEY,   -- jobs.seq
     value BLOB NOT NULL

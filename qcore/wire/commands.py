@@ -15,6 +15,7 @@ from qcore.wire import fields as _fields
 from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given
 from qcore.wire.tables import (
     adding,
+    capacity,
     connection,
     deadletters,
     delivery,
@@ -42,6 +43,13 @@ __all__ = [
     "queue_name",
 ]
 
+# Of some kinds an absent field is one more value that is not acceptable.
+_MISSING: Final = {
+    "queue": "Queue name is required",
+    "finite": "{} must be a finite number",
+    "safe": "{} must be a positive safe integer",
+}
+
 # A peer sees at most this much of a command name it made up.
 _ECHO_CHARS: Final = 100
 
@@ -53,6 +61,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         delivery,
         jobs,
         queues,
+        capacity,
         deadletters,
         schedules,
         workers,
@@ -150,7 +159,7 @@ class _Checker:
             if field.kind == "batch":
                 continue
             if field.required:
-                text = "Queue name is required" if field.kind == "queue" else f"{field.name} is required"
+                text = _MISSING.get(field.kind, "{} is required").format(field.name)
                 self._required.append((field.name, checker(field), text))
             else:
                 self._optional[field.name] = checker(field)

@@ -24,6 +24,7 @@ from qcore.limits import (
     MAX_ATTEMPTS,
     MAX_BACKOFF_OPTION_MS,
     MAX_DATA_BYTES,
+    MAX_GROUP_PRIORITY,
     MAX_NAME_CHARS,
     MAX_STACK_LINES,
     MAX_TIME_MS,
@@ -44,7 +45,6 @@ __all__ = [
 ]
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
-MAX_GROUP_PRIORITY: Final = 2_097_151
 #: A setting of a queue beyond this says the same.
 MAX_SETTING: Final = 2**32 - 1
 #: Names of events, in the order in which a job meets them.
@@ -93,6 +93,7 @@ Kind = Literal[
     "event_types",  # a list of 1 to 32 names of events
     "duration",  # ms, or a text of digits; clamped
     "filter",  # selection of dead letters
+    "finite",  # a finite number, or a text of digits; one text for all that it is not
     "flag",  # true or false
     "group",  # group options of a pull
     "group_id",
@@ -115,6 +116,8 @@ Kind = Literal[
     "removals",  # a list of such or nulls
     "repeat",
     "runs",  # number of executions allowed
+    "safe",  # a positive safe integer
+    "span",  # a positive number of ms; anything else counts as not given
     "stack",
     "stall_config",  # settings of stalled jobs, likewise
     "states",  # a name of a state or a list of such
@@ -494,6 +497,31 @@ def _group_priority(field: Field) -> Check:
     return check
 
 
+def _safe(field: Field) -> Check:
+    return lambda value: _positive_safe(field.name, value)
+
+
+def _finite(field: Field) -> Check:
+    def check(value: object) -> int | float:
+        try:
+            return _number(field.name, value, numeric_text=True)
+        except Refused:
+            raise Refused(f"{field.name} must be a finite number") from None
+
+    return check
+
+
+def _span(field: Field) -> Check:
+    def check(value: object) -> object:
+        try:
+            number = _number(field.name, value, numeric_text=True)
+        except Refused:
+            return ABSENT
+        return min(math.ceil(number), MAX_TIME_MS) if number > 0 else ABSENT
+
+    return check
+
+
 def _group_size(field: Field) -> Check:
     return lambda value: _positive_safe("group.maxSize", value)
 
@@ -514,6 +542,8 @@ def _group(field: Field) -> Check:
             if affinity is not None and not isinstance(affinity, str):
                 raise Refused("group.affinity must be a string or null")
             out["affinity"] = affinity
+        if given(fields.get("ungroupedFirst")):
+            out["ungroupedFirst"] = _flag(fields["ungroupedFirst"])
         return out
 
     return check
@@ -718,6 +748,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "event_types": _event_types,
     "duration": lambda field: _number_check(field, numeric_text=True, duration=True),
     "filter": _filter,
+    "finite": _finite,
     "flag": _boolean,
     "group": _group,
     "group_id": _group_id,
@@ -740,6 +771,8 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "removals": _removals,
     "repeat": _repeat,
     "runs": _runs,
+    "safe": _safe,
+    "span": _span,
     "stack": _stack,
     "stall_config": _settings("enabled", {"stallInterval": 0, "maxStalls": 0, "gracePeriod": 0}),
     "states": _states,

@@ -199,9 +199,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.twin.push(queue, b"\x00", self.ms, new_id=new_id)
         self.ids += got
 
-    def delivered(self, got: Any, queue: str, lease_ms: int, session: int) -> None:
+    def delivered(self, got: Any, queue: str, lease_ms: int, session: int, **how: Any) -> None:
         token = got[1] if got else None
-        assert got == self.twin.pull(queue, self.ms, self.ns, token=token, lease_ms=lease_ms, session=session)
+        assert got == self.twin.pull(
+            queue, self.ms, self.ns, token=token, lease_ms=lease_ms, session=session, **how
+        )
         if got:
             assert (token is None) == (lease_ms == 0)
             assert token is None or token not in self.tokens
@@ -448,7 +450,14 @@ class EngineMachine(RuleBasedStateMachine):
             for kind in ("completed", "failed"):
                 assert engine.metrics(queue, kind) == twin.metrics(queue, kind)
             assert engine.counts_by_priority(queue) == twin.counts_by_priority(queue)
-        assert engine.next_due(self.ms, self.ns) == twin.next_due(self.ms, self.ns)
+        self.agree_on_time()
+
+    def agree_on_time(self) -> None:
+        assert self.engine.next_due(self.ms, self.ns) == self.twin.next_due(self.ms, self.ns)
+
+    def lift(self, queue: str) -> None:
+        """Take away what keeps ready jobs from being pulled."""
+        self.pause(queue, False)
 
     @rule(queue=queues)
     def count(self, queue: str) -> None:
@@ -471,7 +480,7 @@ class EngineMachine(RuleBasedStateMachine):
             pass
         self.twin.advance(self.ms, self.ns)
         for queue in QUEUES:
-            self.pause(queue, False)
+            self.lift(queue)
             for one in self.engine.pull_many(queue, 1000, self.ms, self.ns):
                 self.delivered(one, queue, 0, 0)
             self.delivered(None, queue, 0, 0)
@@ -541,7 +550,8 @@ class StoredEngineMachine(EngineMachine):
             max_minutes=MAX_MINUTES,
         )
         snapshot = self.store.load()
-        rows.restore_names(self.engine, snapshot.names, snapshot.queues)
+        rows.restore_names(self.engine, snapshot.names, snapshot.queues, self.ms, self.ns)
+        assert rows.restore_groups(self.engine, snapshot.side["lanes"], self.ms, self.ns) == []
         assert rows.restore_counts(self.engine, snapshot.side["telemetry"], snapshot.side["minutes"]) == 0
         assert rows.restore_side(self.engine, snapshot.side) == []
         for row in snapshot.jobs:

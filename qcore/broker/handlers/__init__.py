@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qcore.broker.handlers import (
     adding,
+    capacity,
     connection,
     deadletters,
     delivery,
@@ -42,6 +43,7 @@ HANDLERS: Mapping[str, Handler] = {
     **delivery.HANDLERS,
     **jobs.HANDLERS,
     **queues.HANDLERS,
+    **capacity.HANDLERS,
     **deadletters.HANDLERS,
     **schedules.HANDLERS,
     **workers.HANDLERS,

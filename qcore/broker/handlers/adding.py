@@ -28,8 +28,6 @@ UNSERVED_OPTIONS = (
     "dependsOn",
     "childrenIds",
     "parentId",
-    "groupId",
-    "groupMaxSize",
     "failParentOnFailure",
     "removeDependencyOnFailure",
     "ignoreDependencyOnFailure",
@@ -45,6 +43,7 @@ _KEPT_OPTIONS = (
     "sizeLimit",
     "debounceId",
     "debounceTtl",
+    "groupId",
 )
 
 
@@ -199,6 +198,7 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
         "remove_on_fail": keeps_none(options.get("removeOnFail")),
         "durable": bool(options.get("durable")),
         "extra": extra or None,
+        "group_max": options.get("groupMaxSize"),
     }
 
 

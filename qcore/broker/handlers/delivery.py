@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from qcore.engine.lanes import Wanted
 from qcore.errors import CommandError, LeaseError, QError
 from qcore.limits import (
     MAX_DATA_BYTES,
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     pass
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
+_ANY: Final = object()
+
 
 def _pull(answer: Answer, fields: Fields) -> None:
-    if fields.get("group"):
-        raise CommandError("group is not supported by this server yet")
     owner = fields.get("owner")
     request_id = answer.request.get("reqId")
     packed = None
@@ -34,6 +35,23 @@ def _pull(answer: Answer, fields: Fields) -> None:
         not (fields["detach"] and not owner),
         packed,
         fields["timeout"],
+        _wanted(fields.get("group") or {}),
+    )
+
+
+def _wanted(group: Mapping[str, Any]) -> Wanted | None:
+    """What a pull wants of grouped jobs; None when it says nothing of them."""
+    if not group:
+        return None
+    limit = group.get("limit") or {"max": 0, "duration": 0}
+    affinity = group.get("affinity", _ANY)
+    return Wanted(
+        concurrency=group.get("concurrency", 0),
+        window_max=limit["max"],
+        window_ms=limit["duration"],
+        # An absent affinity takes any job, null only those without a group.
+        affinity=None if affinity is _ANY else affinity or "",
+        ungrouped_first=group.get("ungroupedFirst", True),
     )
 
 

@@ -62,7 +62,11 @@ COMMANDS: Final = (
         "PUSH",
         (QUEUE, *job_id_first(JOB_OPTIONS), _RESENT),
         ("id",),
-        ("Dependency job not found: <id>", "Job cannot depend on itself: <id>"),
+        (
+            "Dependency job not found: <id>",
+            "Job cannot depend on itself: <id>",
+            "Group <id> has reached its maximum size of <n>",
+        ),
         "Add one job.",
         "buffered",
     ),

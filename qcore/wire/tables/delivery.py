@@ -14,7 +14,7 @@ _PULL: Final = (
     Field("owner", "text", help="who takes the job; without it there is no lock"),
     Field("lockTtl", "time", DEFAULT_LOCK_TTL_MS, help="ms until the lock runs out"),
     Field("detach", "flag", False, help="keep the job active when the connection ends"),
-    Field("group", "group", help="limits for grouped jobs"),
+    Field("group", "group", help="limits for grouped jobs, and which of them"),
 )
 _LENGTHS: Final = tuple(
     f"ACKB {name} length must match ids length" for name in ("tokens", "results", "removeOnCompletes")

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import final
+
+@final
+class TokenBucket:
+    def __new__(
+        cls,
+        most: int,
+        span_ms: int,
+        now_ms: int,
+        now_ns: int,
+        *,
+        debt_ns: float = 0.0,
+        ttl_ms: int = 0,
+        ends_ms: int = 0,
+    ) -> TokenBucket: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def span_ms(self) -> int: ...
+    @property
+    def ends_ns(self) -> int: ...
+    @property
+    def ends_ms(self) -> int: ...
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def debt_ns(self) -> float: ...
+    @property
+    def at_ms(self) -> int: ...
+    def wait_ns(self, now_ns: int) -> int: ...
+    def used(self, now_ns: int) -> float: ...
