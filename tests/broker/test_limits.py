@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from broker_talk import Talk, settle
 
-from qcore.broker.opening import open_broker
+from qcore.broker.opening import close_broker, open_broker
 from qcore.clock import ManualClock
 
 
@@ -319,7 +321,6 @@ def test_a_pull_says_what_is_wrong_with_its_group(clock: ManualClock) -> None:
 
 
 def test_settings_survive_the_store(clock: ManualClock) -> None:
-    from qcore.broker.opening import close_broker
     from qcore.store.memory import MemoryStore
 
     store = MemoryStore()
@@ -344,3 +345,80 @@ def test_settings_survive_the_store(clock: ManualClock) -> None:
     talk.good("ResumeGroup", queue="q", groupId="g")
     assert talk.good("PULL", queue="q")["job"]["groupId"] == "g"
     assert talk.good("PULL", queue="q")["job"] is None
+
+
+NAMES = json.loads((Path(__file__).parent.parent / "data" / "names.json").read_text("utf-8"))["queues"]
+
+
+@pytest.mark.parametrize("value", [row["value"] for row in NAMES if row["expect"] != "refuse"])
+def test_case_018_a_name_works_as_a_group_everywhere_or_is_refused_at_the_call(
+    clock: ManualClock, tmp_path: Path, value: str
+) -> None:
+    broker = open_broker(str(tmp_path / "a.db"), clock=clock, mode="server")
+    talk = Talk(broker)
+    pushed = talk.ask("PUSH", queue="q", data=1, groupId=value)
+    assert pushed["ok"] is (1 <= len(value) <= 256)
+    if not pushed["ok"]:
+        assert talk.ask("PauseGroup", queue="q", groupId=value)["error"] == pushed["error"]
+        close_broker(broker)
+        return
+    near = value + "x" if len(value) < 256 else value[:-1]
+    talk.good("PUSH", queue="q", data=2, groupId=near)
+    assert talk.good("PauseGroup", queue="q", groupId=value)["data"]["changed"] is True
+    talk.good("SetGroupConcurrency", queue="q", groupId=value, concurrency=3)
+    talk.good("SetGroupRateLimit", queue="q", groupId=value, max=5, duration=1000)
+    talk.good("RateLimitGroup", queue="q", groupId=value, duration=1000)
+    close_broker(broker)
+    broker = open_broker(str(tmp_path / "a.db"), clock=clock, mode="server")
+    talk = Talk(broker)
+    for group, (count, paused, limit) in {value: (1, True, 3), near: (1, False, None)}.items():
+        assert talk.good("GetGroupJobsCount", queue="q", groupId=group)["data"]["count"] == count
+        assert talk.good("IsGroupPaused", queue="q", groupId=group)["data"]["paused"] is paused
+        assert talk.good("GetGroupConcurrency", queue="q", groupId=group)["data"]["concurrency"] == limit
+    assert talk.good("GetGroupRateLimitTtl", queue="q", groupId=value)["data"]["ttl"] == 1000
+    assert talk.good("PULL", queue="q")["job"]["groupId"] == near
+    assert talk.good("PULL", queue="q")["job"] is None
+    talk.good("ResumeGroup", queue="q", groupId=value)
+    clock.advance(1000)
+    job = talk.good("PULL", queue="q", group={"affinity": value, "concurrency": 1})["job"]
+    assert (job["groupId"], job["data"]) == (value, 1)
+    assert talk.good("GetGroupActiveCount", queue="q", groupId=value)["data"]["count"] == 1
+    talk.good("ACK", id=job["id"])
+    close_broker(broker)
+
+
+def test_case_023_the_wall_clock_may_go_back_by_an_hour_while_limited(clock: ManualClock) -> None:
+    (talk,) = talks(clock)
+    talk.good("RateLimit", queue="q", limit=1)
+    talk.good("PUSHB", queue="q", jobs=[{"data": n} for n in range(2)])
+    talk.good("PULL", queue="q")
+    talk.send({"cmd": "PULL", "queue": "q", "timeout": 3000})
+    clock.set_wall(clock.now_ms() - 3_600_000)
+    _, passed, (reply,) = pumped(talk, clock, 10_000)
+    assert (job_of(reply), passed) == (1, pytest.approx(1000, abs=0.01))
+
+
+def test_invariant_19_a_wait_ends_with_the_delay_of_a_grouped_job(clock: ManualClock) -> None:
+    (talk,) = talks(clock)
+    talk.send({"cmd": "PULL", "queue": "q", "timeout": 3000, "group": {"affinity": "g"}})
+    talk.send({"cmd": "PUSH", "queue": "q", "data": 7, "groupId": "g", "delay": 350, "reqId": "p"})
+    assert [reply["reqId"] for reply in talk.replies()] == ["p"]
+    _, passed, (reply,) = pumped(talk, clock, 10_000)
+    assert (job_of(reply), passed) == (7, pytest.approx(350, abs=0.01))
+
+
+def test_many_waits_behind_a_limit_are_served_one_token_each(clock: ManualClock) -> None:
+    *waiting, talk = talks(clock, 6)
+    talk.good("RateLimit", queue="q", limit=1, duration=100)
+    talk.good("PUSHB", queue="q", jobs=[{"data": n} for n in range(5)])
+    for one in waiting:
+        one.send({"cmd": "PULL", "queue": "q", "timeout": 3000})
+    served = []
+    for turn in range(5):
+        for number, one in enumerate(waiting):
+            served += [(turn, number, job_of(reply)) for reply in one.replies()]
+        wait_s, _ = talk.broker.pump()
+        if wait_s is not None:
+            clock.advance(wait_s * 1000)
+            talk.broker.pump()
+    assert served == [(n, n, n) for n in range(5)]
