@@ -11,8 +11,8 @@ from libc.string cimport memset
 
 from qcore.engine.flows cimport Flows
 from qcore.engine.job cimport (
-    ACTIVE, DELAYED, F_CUSTOM_ID, F_KEYED, F_LIFO, F_PERSISTED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
-    F_TEXT_ID, PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new,
+    ACTIVE, DELAYED, F_DURABLE, F_GROUPED, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
+    PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
@@ -23,6 +23,7 @@ from qcore import limits
 from qcore.engine.cron import Cron
 from qcore.engine.schedule import RUN_STATE, Schedule, next_occurrence
 from qcore.engine.workers import Workers
+from qcore.errors import StateError
 
 # The wall clock may be set while nothing happens, and a machine may sleep: no slot is waited for longer at once.
 cdef int64_t LOOK_AGAIN_NS = 60_000_000_000
@@ -32,6 +33,10 @@ cdef enum:
     CHAIN_LINKS = 10000
     COMPILED = 1000
 
+cdef tuple KEY_OPTIONS = (
+    "uniqueKey", "deduplicationTtl", "deduplicationExtend", "deduplicationReplace", "deduplicationKeep",
+    "debounceTtl",
+)
 cdef tuple LIVE = (READY, DELAYED, ACTIVE, PARKED)
 
 
@@ -169,12 +174,12 @@ cdef class Schedules(Flows):
         if schedule.prevent_overlap:
             extra["schedule"] = schedule.name
             extra.setdefault("uniqueKey", "cron:" + schedule.name)
-        if "uniqueKey" in extra:
-            spec.flags |= F_KEYED
         if data is not None:
             spec.data = blob_new(<const char *>data, len(data), schedule.notes)
         try:
             slot = self.c_add(self.c_queue(schedule.queue), &spec, extra or None, now_ms, False, &how)
+        except StateError:
+            return 0        # another job holds its unique key
         finally:
             blob_free(spec.data)
         if how != ADDED and how != REPLACED:
@@ -336,6 +341,10 @@ cdef class Schedules(Flows):
         repeat["prevMillis"] = planned
         extra = {key: value for key, value in old.items() if key not in RUN_STATE}
         extra["repeat"] = repeat
+        if "keyPassed" in old or "deduplicationKeep" in old:
+            # The key is not free for it, and the chain must go on.
+            for key in KEY_OPTIONS:
+                extra.pop(key, None)
         memset(&spec, 0, sizeof(spec))
         spec.priority = job.priority
         spec.created_ms = now_ms
@@ -343,7 +352,8 @@ cdef class Schedules(Flows):
         spec.name = job.name
         spec.max_attempts = job.max_attempts
         spec.backoff_ms = job.backoff_ms
-        spec.flags = job.flags & F_PERSISTED & ~<uint32_t>(F_TEXT_ID | F_CUSTOM_ID)
+        # What follows from the options is found again from them.
+        spec.flags = job.flags & (F_DURABLE | F_GROUPED | F_LIFO | F_REMOVE_ON_COMPLETE | F_REMOVE_ON_FAIL)
         if job.data != NULL:
             spec.data = blob_new(blob_bytes(job.data), job.data.size, job.data.notes)
         try:

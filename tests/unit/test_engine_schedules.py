@@ -663,3 +663,53 @@ def test_a_cancelled_run_ends_its_chain(world: World) -> None:
         world.engine.attempts(first)
     with pytest.raises(StateError):
         world.engine.ack(first, world.ms)
+
+
+def test_a_chain_takes_its_unique_key_along(world: World) -> None:
+    options = {"repeat": {"every": SECOND, "count": 0}, "uniqueKey": "k"}
+    first = world.engine.push("q", b"\x01", world.ms, extra=dict(options))
+    assert world.engine.push("q", b"\x02", world.ms, extra={"uniqueKey": "k"}) == first
+    for _ in range(3):
+        assert world.work() == 1
+        holder = world.engine.push("q", b"\x02", world.ms, extra={"uniqueKey": "k"})
+        assert [holder] == world.engine.list_jobs("q", world.ms, states=("delayed",))
+        world.run(SECOND)
+
+
+@pytest.mark.parametrize(
+    "how", [{"deduplicationReplace": True}, {"deduplicationTtl": DAY, "deduplicationKeep": True}]
+)
+def test_a_chain_whose_key_is_not_free_goes_on_without_it(world: World, how: dict[str, Any]) -> None:
+    kept = {} if "deduplicationReplace" in how else how
+    world.engine.push(
+        "q", b"\x01", world.ms, extra={"repeat": {"every": SECOND, "count": 0}, "uniqueKey": "k", **kept}
+    )
+    ((job_id, token, _),) = world.take()
+    if not kept:
+        other = world.engine.push("q2", b"\x02", world.ms, extra={"uniqueKey": "k"})
+        other = world.engine.push("q", b"\x02", world.ms, extra={"uniqueKey": "k", **how}, delay_ms=DAY)
+        assert other != job_id
+    world.engine.ack(job_id, world.ms, token=token)
+    world.run(SECOND)
+    assert world.work() == 1
+    world.run(SECOND)
+    assert world.work() == 1
+
+
+def test_a_schedule_with_a_key_of_its_own_skips_while_another_job_holds_it(world: World) -> None:
+    schedule = world.engine.put_schedule(
+        "s",
+        "q",
+        world.ms,
+        world.ns,
+        every_ms=SECOND,
+        prevent_overlap=False,
+        job={"extra": {"uniqueKey": "k"}},
+    )
+    holder = world.engine.push("q", b"\x01", world.ms, extra={"uniqueKey": "k"})
+    world.run(3 * SECOND)
+    assert schedule.executions == 0
+    assert world.engine.take_faults() == []
+    world.engine.cancel(holder, world.ms)
+    world.run(3 * SECOND)
+    assert schedule.executions == 1
