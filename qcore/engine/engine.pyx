@@ -184,6 +184,7 @@ cdef class Engine(Queries):
         cdef uint32_t slot = self.c_slot(job_id)
         cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
         cdef Blob *packed = NULL
+        cdef Run *run
         if verdict == ALREADY_FINAL:
             return self.final_tokens[(hi, lo)] == "completed"
         if verdict != MAY and verdict != LATE:
@@ -195,6 +196,9 @@ cdef class Engine(Queries):
         if verdict == LATE:
             self.c_complete_late(slot, packed, remove, now_ms)
         else:
+            # A delivery without a lease takes any token, which is not its own.
+            run = self.run_at(self.job_at(slot).run)
+            hi, lo = run.token_hi, run.token_lo
             self.c_complete(slot, packed, remove, now_ms)
         if remember and hi:
             self.c_finalise(hi, lo, "completed")
@@ -213,6 +217,7 @@ cdef class Engine(Queries):
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
         cdef int verdict = self.c_judge(slot, present_token(token, &hi, &lo), hi, lo)
+        cdef Run *run
         if verdict == ALREADY_FINAL:
             return self.final_tokens[(hi, lo)] == "failed"
         if verdict == LATE:
@@ -223,6 +228,8 @@ cdef class Engine(Queries):
             job = self.job_at(slot)
             remove = ((unrecoverable or job.attempts + 1 >= job.max_attempts)
                       and self.c_keep(slot, "removeOnFail", remove))
+        run = self.run_at(self.job_at(slot).run)
+        hi, lo = run.token_hi, run.token_lo
         self.c_fail(slot, error, stack, "max_attempts_exceeded", unrecoverable, remove, now_ms)
         if remember and hi:
             self.c_finalise(hi, lo, "failed")

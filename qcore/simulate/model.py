@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 import msgpack
 
 from qcore.clock import Clock
-from qcore.reference.engine import Job, Saved
+from qcore.reference.engine import Job, Queue, Saved
 from qcore.simulate.matching import Failure, Id, Some, Token
 from qcore.simulate.plain import PlainEngine
 
@@ -119,8 +119,11 @@ class RowOf:
     state: int
     now_ms: int
     now_ns: int
+    content: tuple[object, ...]
     expires_ns: int | None = None
     timeout_ns: int | None = None
+    #: The same and the renewals as they are in this process, whose clock may be another.
+    holding: tuple[object, ...] = ()
 
 
 @dataclass
@@ -153,6 +156,8 @@ class Model:
         self.expected: dict[tuple[int, str], Expected] = {}
         self.waits: dict[str, list[Wait]] = {}
         self.watches: list[Watch] = []
+        #: Connections that may ask again for the outcome of a delivery.
+        self.outcomes: set[int] = set()
         self.staged: dict[str, Job] = {}
         self.gathering: dict[str, None] = {}
         self.flight: Flight | None = None
@@ -203,7 +208,7 @@ class Model:
     # --- replies ---------------------------------------------------------------------------
 
     def answer(self, key: tuple[int, str], request: Request, reply: dict[str, Any], where: Where) -> None:
-        reply = {"ok": True, **reply}
+        reply = type(reply)({"ok": True, **reply})  # what is predicted in part stays so
         reply["reqId"] = key[1]
         self.expected[key] = Expected(reply, where, request)
 
@@ -389,17 +394,19 @@ class Model:
         """A cut was taken. ``rows``: by number of a job, the state of its row and its bytes."""
         known, self._rows = self._rows, {}
         unwritten, self._unwritten = self._unwritten, {seq: content for seq, (_, content) in rows.items()}
-        saved = Saved(queues={name: copy.copy(q) for name, q in self.plain.queues.items()})
+        saved = Saved(queues={name: _copied_queue(q) for name, q in self.plain.queues.items()})
         for job in [*self.plain.jobs.values(), *self.staged.values()]:
             row = known.get(job.seq)
             fresh = rows.get(job.seq)
             # One that is written again as it was keeps the time at which it was encoded.
             if fresh is not None and unwritten.get(job.seq) != fresh[1]:
-                row = RowOf(fresh[0], self.now_ms, self.now_ns)
+                row = RowOf(fresh[0], self.now_ms, self.now_ns, _content(job), holding=_holding(job))
                 if job.delivery is not None:
                     row.expires_ns, row.timeout_ns = job.delivery.expires_ns, job.delivery.timeout_ns
             if row is None:
                 raise Failure(f"job {job.id} is not in the cut")
+            if (row.content, row.holding) != (_content(job), _holding(job)):
+                raise Failure(f"job {job.id} changed and was not written: {job}, before: {row}")
             self._rows[job.seq] = row
             kept = _copied(job)
             if row.state != ROW_STATES[job.state]:
@@ -466,7 +473,14 @@ class Model:
             charge=cut.open,
         )
         self.plain.completed_now.clear()
-        self._rows = cut.rows
+        self.plain.remembered.clear()
+        self.outcomes.clear()
+        self._rows = {seq: replace(row) for seq, row in cut.rows.items()}
+        for job in self.plain.jobs.values():
+            if job.delivery is not None:
+                self._rows[job.seq].holding = _holding(
+                    job
+                )  # recovery tells the time anew, and writes nothing
         self._unwritten = {}
         self.expected, self.waits, self.watches = {}, {}, []
         self.staged, self.gathering, self.flight = {}, {}, None
@@ -474,8 +488,31 @@ class Model:
         self.retry_at_ns = self._retry_wait_ns = 0
 
 
+def _content(job: Job) -> tuple[object, ...]:
+    """What a row says beside its state."""
+    return (
+        job.queue,
+        job.data,
+        job.priority,
+        job.lifo,
+        job.run_ms,
+        job.attempts,
+        job.stalls,
+        job.progress,
+        job.last_token,
+        job.result,
+        job.ended[0],
+    )
+
+
+def _holding(job: Job) -> tuple[object, ...]:
+    delivery = job.delivery
+    return () if delivery is None else (delivery.expires_ns, delivery.timeout_ns, delivery.renewals)
+
+
 #: What of a job is changed in place.
 _SHARED = tuple(one.name for one in fields(Job) if one.default_factory is not MISSING)
+_QUEUE_SHARED = tuple(one.name for one in fields(Queue) if one.default_factory is not MISSING)
 
 
 def _copied(job: Job) -> Job:
@@ -484,7 +521,14 @@ def _copied(job: Job) -> Job:
     if job.delivery is not None:
         twin.delivery = _alike(job.delivery)
     for name in _SHARED:
-        setattr(twin, name, copy.copy(getattr(job, name)))
+        setattr(twin, name, getattr(job, name).copy())
+    return twin
+
+
+def _copied_queue(queue: Queue) -> Queue:
+    twin = _alike(queue)
+    for name in _QUEUE_SHARED:
+        setattr(twin, name, copy.copy(getattr(queue, name)))
     return twin
 
 

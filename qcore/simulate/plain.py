@@ -16,6 +16,8 @@ class PlainEngine(reference.Engine):
         super().__init__(retry_wait_ms=retry_wait_ms)
         #: Jobs completed since somebody looked, and their results.
         self.completed_now: list[tuple[Job, bytes | None]] = []
+        #: Outcomes that were reported by clients who may ask again, by token.
+        self.remembered: dict[str, str] = {}
 
     def ack(
         self,
@@ -25,12 +27,54 @@ class PlainEngine(reference.Engine):
         token: str | None = None,
         result: bytes | None = None,
         remove: bool = False,
+        remember: bool = False,
     ) -> bool:
+        """With ``remember``, the same call again answers the same."""
         job = self.jobs.get(job_id)
-        applied = super().ack(job_id, now_ms, token=token, result=result, remove=remove)
-        if applied and job is not None:
-            self.completed_now.append((job, result))
-        return applied
+        own = self._late(job_id, token) or self._holds(job_id, token)
+        if not super().ack(job_id, now_ms, token=token, result=result, remove=remove):
+            return token is not None and self.remembered.get(token) == "completed"
+        assert job is not None
+        self.completed_now.append((job, result))
+        if remember and own:
+            self._remember(token, "completed")
+        return True
+
+    def fail(
+        self,
+        job_id: str,
+        now_ms: int,
+        *,
+        token: str | None = None,
+        error: str = "",
+        unrecoverable: bool = False,
+        remove: bool = False,
+        remember: bool = False,
+    ) -> bool:
+        late, own = self._late(job_id, token), self._holds(job_id, token)
+        if not super().fail(
+            job_id, now_ms, token=token, error=error, unrecoverable=unrecoverable, remove=remove
+        ):
+            return not late and token is not None and self.remembered.get(token) == "failed"
+        if remember and own:
+            self._remember(token, "failed")
+        return True
+
+    def _late(self, job_id: str, token: str | None) -> bool:
+        job = self.jobs.get(job_id)
+        return job is not None and job.delivery is None and token is not None and job.last_token == token
+
+    def _holds(self, job_id: str, token: str | None) -> bool:
+        """Whether this is the token of the delivery; one without a lease takes any."""
+        job = self.jobs.get(job_id)
+        return (
+            job is not None and job.delivery is not None and token is not None and job.delivery.token == token
+        )
+
+    def _remember(self, token: str | None, outcome: str) -> None:
+        if token is not None:
+            self._finalise(token)
+            self.remembered[token] = outcome
 
     def _demand(self, job: Job, token: str | None) -> None:
         if self._judge(job.id, token) != "may":
@@ -73,6 +117,6 @@ class PlainEngine(reference.Engine):
         elif job.state == "delayed":
             self.promote(job_id, now_ms)
         elif job.state == "failed":
-            self._start_over(job, now_ms)
+            self._start_over(job, now_ms, "failed")
         elif job.state != "ready":
             raise StateError(f"Cannot move job from state '{self.state(job_id)}' to waiting")

@@ -65,6 +65,15 @@ def serve(model: Model, key: Key, request: Request) -> None:
     model.note_outcomes()
 
 
+def _hello(model: Model, key: Key, request: Request) -> Reply:
+    if "outcomes" in request["capabilities"]:
+        model.outcomes.add(key[0])
+    else:
+        model.outcomes.discard(key[0])
+    extra = [name for name in ("outcomes",) if name in request["capabilities"]]
+    return Some(protocolVersion=3, capabilities=["pipelining", "separate-job-name", *extra])
+
+
 # --- adding ------------------------------------------------------------------------------
 
 
@@ -179,6 +188,7 @@ def _ack(model: Model, key: Key, request: Request) -> Reply:
         token=request.get("token"),
         result=_result(request),
         remove=request.get("removeOnComplete", False),
+        remember=key[0] in model.outcomes,
     )
     return {} if applied else FINAL
 
@@ -197,7 +207,13 @@ def _ackb(model: Model, key: Key, request: Request) -> Reply:
         seen.add(job_id)
         result = None if results is None else packed(results[index])
         try:
-            applied = model.plain.ack(job_id, model.now_ms, token=tokens[index], result=result)
+            applied = model.plain.ack(
+                job_id,
+                model.now_ms,
+                token=tokens[index],
+                result=result,
+                remember=key[0] in model.outcomes,
+            )
         except QError as error:
             first = first or error
             ignored.append(index)
@@ -224,6 +240,7 @@ def _fail(model: Model, key: Key, request: Request) -> Reply:
         error=request.get("error", "Unknown error"),
         unrecoverable=request.get("unrecoverable", False),
         remove=request.get("removeOnFail", False),
+        remember=key[0] in model.outcomes,
     )
     return {} if applied else FINAL
 
@@ -243,7 +260,10 @@ def _heartbeats(model: Model, key: Key, request: Request) -> Reply:
     tokens = request.get("tokens") or [None] * len(ids)
     duration = request.get("duration", 0)
     good = [_renew(model, job_id, token, duration) for job_id, token in zip(ids, tokens, strict=True)]
-    return {"data": {"ok": True, "count": sum(good)}}
+    data: Reply = {"ok": True, "count": sum(good)}
+    if key[0] in model.outcomes:
+        data["lost"] = [Id(job_id) for job_id, held in zip(ids, good, strict=True) if not held]
+    return {"data": data}
 
 
 def _extend(model: Model, key: Key, request: Request) -> Reply:
@@ -282,7 +302,7 @@ def _move_to_wait(model: Model, key: Key, request: Request) -> Reply:
 
 
 def _cancel(model: Model, key: Key, request: Request) -> Reply:
-    return _good(model.plain.cancel(request["id"]), "Job not found or cannot be cancelled")
+    return _good(model.plain.cancel(request["id"], model.now_ms), "Job not found or cannot be cancelled")
 
 
 def _discard(model: Model, key: Key, request: Request) -> Reply:
@@ -495,6 +515,7 @@ def _dlq(model: Model, key: Key, request: Request) -> Reply:
 
 
 COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
+    "Hello": _hello,
     "PUSH": _push,
     "PUSHB": _pushb,
     "PULL": _pull,

@@ -51,6 +51,7 @@ class Generator:
             (self._control_queue, 5),
             (self._ask_job, 5),
             (self._ask_queue, 4),
+            (self._hello, 2),
         ]
 
     @property
@@ -67,7 +68,8 @@ class Generator:
         return step
 
     def _choice(self, weighted: list[tuple[Any, int]]) -> Any:
-        return self._rng.choices([one for one, _ in weighted], [weight for _, weight in weighted])[0]
+        kinds, weights = zip(*weighted, strict=True)
+        return self._rng.choices(kinds, weights)[0]
 
     def _chance(self, p: float) -> bool:
         return self._rng.random() < p
@@ -127,7 +129,12 @@ class Generator:
 
     def _feed(self) -> Step:
         rng = self._rng
-        requests = [self._request() for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))]
+        states = [job.state for job in self._model.plain.jobs.values()]
+        ended = states.count("completed") + states.count("failed")
+        full = len(states) - ended > MOST_JOBS // 2
+        requests = [
+            self._request(ended > MOST_JOBS // 2, full) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))
+        ]
         if any(request["cmd"] == "FAIL" for request in requests):
             # A drawn wait is looked up after the request, so nothing may follow in the same bytes.
             requests = [request for request in requests if request["cmd"] == "FAIL"][:1]
@@ -143,13 +150,11 @@ class Generator:
         del self._tags[:-300]
         return step
 
-    def _request(self) -> Request:
-        plain = self._model.plain
-        ended = sum(job.state in ("completed", "failed") for job in plain.jobs.values())
-        if ended > MOST_JOBS // 2:
+    def _request(self, many_ended: bool, full: bool) -> Request:
+        if many_ended:
             return self._tidy()
         make = self._choice(self._requests)
-        if make in (self._push, self._pushb) and len(plain.jobs) - ended > MOST_JOBS // 2:
+        if full and make in (self._push, self._pushb):
             make = self._pull
         request: Request = make()
         return request
@@ -222,6 +227,10 @@ class Generator:
             )
         )
         return options
+
+    def _hello(self) -> Request:
+        caps = ["outcomes"] if self._chance(0.7) else []
+        return {"cmd": "Hello", "protocolVersion": 3, "capabilities": caps}
 
     def _push(self) -> Request:
         request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}

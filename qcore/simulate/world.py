@@ -39,7 +39,7 @@ def rows_of(cut: Cut) -> dict[int, tuple[int, object]]:
     rows: dict[int, tuple[int, object]] = {}
     flat = cast(list[Any], cut.inserts)
     for i in range(0, len(flat), INSERT_WIDTH):
-        rows[flat[i]] = (flat[i + 2], (flat[i + 3], flat[i + 5]))
+        rows[flat[i]] = (flat[i + 2], (flat[i + 3], flat[i + 4], flat[i + 5]))
     flat = cast(list[Any], cut.updates)
     for i in range(0, len(flat), UPDATE_WIDTH):
         rows[flat[i]] = (flat[i + 1], (flat[i + 2], flat[i + 3]))

@@ -54,6 +54,23 @@ def test_a_failure_again(pair: tuple[Talk, Talk]) -> None:
     assert producer.good("GetJob", id=job)["job"]["attempts"] == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "how"), [("ACK", {}), ("ACK", {"removeOnComplete": False}), ("FAIL", {})]
+)
+def test_a_token_is_the_outcome_of_its_own_delivery_only(
+    pair: tuple[Talk, Talk], command: str, how: dict[str, object]
+) -> None:
+    """A delivery without a lease takes any token, also that of another one."""
+    worker, producer = pair
+    (job,), (token,) = deliver(worker, producer)
+    producer.good("PUSH", queue="other", name="n", jobId="unleased")
+    worker.good("PULL", queue="other")
+    assert worker.ask(command, id="unleased", token=token, **how) == {"ok": True}
+    worker.good("MoveToWait", id=job, token=token)
+    worker.good("PULL", queue="q", owner="w")
+    assert worker.refused(command, id=job, token=token, **how).startswith("Invalid or expired lock token")
+
+
 def test_others_get_the_recorded_error(pair: tuple[Talk, Talk]) -> None:
     _, producer = pair
     plain = Talk(producer.broker)

@@ -1,0 +1,159 @@
+"""Faults that are planted in a copy of the sources, to see whether the simulator finds them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ENGINE = "qcore/engine/"
+BROKER = "qcore/broker/"
+
+
+class Mutation(NamedTuple):
+    """What goes wrong, and the text that makes it so; ``old`` stands once in the file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation(
+        "any token passes for the holder's",
+        ENGINE + "transitions.pyx",
+        "if run.token_hi == hi and run.token_lo == lo:\n                        return MAY",
+        "if run.token_hi:\n                        return MAY",
+    ),
+    Mutation(
+        "one attempt too many",
+        ENGINE + "transitions.pyx",
+        "again = not final and job.attempts < job.max_attempts",
+        "again = not final and job.attempts <= job.max_attempts",
+    ),
+    Mutation(
+        "a lost lease costs no attempt",
+        ENGINE + "transitions.pyx",
+        "self.c_leave_active(q, slot, job, run)\n        job.attempts += 1\n        if job.stalls < 0xFFFF:",
+        "self.c_leave_active(q, slot, job, run)\n        if job.stalls < 0xFFFF:",
+    ),
+    Mutation(
+        "a job that becomes ready wakes nobody",
+        ENGINE + "transitions.pyx",
+        "            q.n_prioritized += 1\n        if q.n_waits:\n            self.c_wake(q)",
+        "            q.n_prioritized += 1",
+    ),
+    Mutation(
+        "a renewed delivery is given back with its connection",
+        ENGINE + "engine.pyx",
+        "            if run.renewals:\n                self.c_disown(run)",
+        "            if run.renewals and False:\n                self.c_disown(run)",
+    ),
+    Mutation(
+        "the record of a delivery is not freed",
+        ENGINE + "transitions.pyx",
+        '"attempt": job.attempts + 1})\n        slab_free(&self.runs, job.run)',
+        '"attempt": job.attempts + 1})',
+    ),
+    Mutation(
+        "a late acknowledgement counts after somebody else got the job",
+        ENGINE + "transitions.pyx",
+        "return TOKEN_WRONG      # of the delivery before this one",
+        "return MAY",
+    ),
+    Mutation(
+        "a late report is accepted without the last token",
+        ENGINE + "transitions.pyx",
+        '                if (<dict>job.extra).get("lastToken") == (hi, lo):\n                    return LATE',
+        '                if "lastToken" in <dict>job.extra:\n                    return LATE',
+    ),
+    Mutation(
+        "ttl is ignored",
+        ENGINE + "transitions.pyx",
+        "if ttl is not None and now_ms > job.created_ms + ttl:",
+        "if ttl is not None and now_ms < 0:",
+    ),
+    Mutation(
+        "a renewal is not written",
+        ENGINE + "transitions.pyx",
+        "        self.c_arm(slot, run)\n        self.c_mark(slot, job)\n        return True",
+        "        self.c_arm(slot, run)\n        return True",
+    ),
+    Mutation(
+        "a removed job stays on disk",
+        ENGINE + "transitions.pyx",
+        "        if job.flags & F_STORED:\n            self.deleted.append(job.seq)",
+        "        if job.flags & F_STORED and job.state != 4:\n            self.deleted.append(job.seq)",
+    ),
+    Mutation(
+        "lower priorities run first",
+        ENGINE + "table.pyx",
+        "qcore_bits(-(priority + 0.0) + 0.0)",
+        "qcore_bits(priority + 0.0)",
+    ),
+    Mutation(
+        "the newest are the oldest",
+        ENGINE + "table.pyx",
+        "            key.b = INT64_MIN\n            key.c = -job.seq",
+        "            key.b = INT64_MIN\n            key.c = job.seq",
+    ),
+    Mutation(
+        "a pause does not outlive the process",
+        ENGINE + "engine.pyx",
+        "        q.paused = paused\n        self.c_mark_queue(q)",
+        "        q.paused = paused",
+    ),
+    Mutation(
+        "a durable add is answered before its commit",
+        BROKER + "session.pyx",
+        "            return broker.c_reply(self, True, True)",
+        "            return broker.c_reply(self, False, True)",
+    ),
+    Mutation(
+        "the older of two cuts wins",
+        BROKER + "core.pyx",
+        "cut = self.unwritten.merge_under(cut)",
+        "cut = cut.merge_under(self.unwritten)",
+    ),
+    Mutation(
+        "a cut that failed is forgotten",
+        BROKER + "core.pyx",
+        "                self.unwritten = self.flight_cut",
+        "                self.unwritten = None",
+    ),
+    Mutation(
+        "a pull that has got its jobs gets more",
+        BROKER + "core.pyx",
+        "                    self.c_end_wait(wait)\n                    self.c_notify(wait.outlet)",
+        "                    self.c_notify(wait.outlet)",
+    ),
+    Mutation(
+        "a lease is longer after a restart when the clock was set back",
+        BROKER + "rows.pyx",
+        "max(1, min(tail.expires_ms - now_ms, tail.lease_ms))",
+        "max(1, tail.expires_ms - now_ms)",
+    ),
+    Mutation(
+        "recovery charges after a clean end",
+        BROKER + "opening.py",
+        'found.crashed = snapshot.meta.get(META_OPEN) == b"1"',
+        "found.crashed = META_OPEN in snapshot.meta",
+    ),
+    Mutation(
+        "an update takes the place of the insert that it follows",
+        "qcore/store/base.py",
+        "inserts[seq] = [seq, pending[1], state, record, pending[4], result]",
+        "del inserts[seq]\n                updates[seq] = row",
+    ),
+    Mutation(
+        "a failure is never final",
+        BROKER + "handlers/delivery.py",
+        'bool(fields.get("unrecoverable")),',
+        "False,",
+    ),
+    Mutation(
+        "a batch counts refused members as done",
+        BROKER + "handlers/delivery.py",
+        "            first = first or error\n            ignored.append(index)\n",
+        "            first = first or error\n",
+    ),
+)
