@@ -726,7 +726,8 @@ cdef class Broker:
         try:
             if self.committing or not self.durable:
                 return None
-            if not (self.holding or self.telling or self.noticed or self.unwritten is not None or self.engine.n_changes):
+            if not (self.holding or self.telling or self.noticed or self.unwritten is not None
+                    or self.engine.n_changes):
                 return None
             return self.c_begin_commit()
         finally:
