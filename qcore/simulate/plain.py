@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference import engine as reference
-from qcore.reference.engine import Job
+from qcore.reference.engine import Job, Removal
 
 
 class PlainEngine(reference.Engine):
@@ -26,7 +26,7 @@ class PlainEngine(reference.Engine):
         *,
         token: str | None = None,
         result: bytes | None = None,
-        remove: bool = False,
+        remove: Removal = False,
         remember: bool = False,
     ) -> bool:
         """With ``remember``, the same call again answers the same."""
@@ -48,7 +48,7 @@ class PlainEngine(reference.Engine):
         token: str | None = None,
         error: str = "",
         unrecoverable: bool = False,
-        remove: bool = False,
+        remove: Removal = False,
         remember: bool = False,
     ) -> bool:
         late, own = self._late(job_id, token), self._holds(job_id, token)
