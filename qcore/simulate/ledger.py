@@ -117,7 +117,7 @@ class Ledger:
         options = request.get("jobs", [request])
         durable = any(option.get("durable") for option in options)
         for index, (job_id, option) in enumerate(zip(ids, options, strict=True)):
-            drawn = "jobId" not in option and "customId" not in option
+            drawn = not {"jobId", "customId", "uniqueKey", "debounceId"} & option.keys()
             if job_id in self._touched:
                 continue
             if drawn and "ttl" not in option and order > self._wide.get(queue, (-1, 0)):

@@ -261,11 +261,13 @@ class Model:
             maxAttempts=job.max_attempts,
             stallCount=job.stalls,
             lifo=job.lifo,
-            removeOnComplete=job.remove_on_complete,
-            removeOnFail=job.remove_on_fail,
             durable=about.durable,
             customId=job.id if about.custom else None,
         )
+        if isinstance(job.keep_completed, bool):
+            shown["removeOnComplete"] = job.remove_on_complete
+        if isinstance(job.keep_failed, bool):
+            shown["removeOnFail"] = job.remove_on_fail
         if job.data is not None:
             shown["data"] = unpacked(job.data)
         if state is not None:
@@ -394,7 +396,10 @@ class Model:
         """A cut was taken. ``rows``: by number of a job, the state of its row and its bytes."""
         known, self._rows = self._rows, {}
         unwritten, self._unwritten = self._unwritten, {seq: content for seq, (_, content) in rows.items()}
-        saved = Saved(queues={name: _copied_queue(q) for name, q in self.plain.queues.items()})
+        saved = Saved(
+            queues={name: _copied_queue(q) for name, q in self.plain.queues.items()},
+            kept=dict(self.plain.kept),
+        )
         for job in [*self.plain.jobs.values(), *self.staged.values()]:
             row = known.get(job.seq)
             fresh = rows.get(job.seq)
@@ -502,6 +507,7 @@ def _content(job: Job) -> tuple[object, ...]:
         job.last_token,
         job.result,
         job.ended[0],
+        None if job.key is None else (job.key.place, job.key.expires_ms, job.key.passed),
     )
 
 
@@ -520,6 +526,8 @@ def _copied(job: Job) -> Job:
     twin = _alike(job)
     if job.delivery is not None:
         twin.delivery = _alike(job.delivery)
+    if job.key is not None:
+        twin.key = _alike(job.key)
     for name in _SHARED:
         setattr(twin, name, getattr(job, name).copy())
     return twin

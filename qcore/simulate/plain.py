@@ -117,6 +117,8 @@ class PlainEngine(reference.Engine):
         elif job.state == "delayed":
             self.promote(job_id, now_ms)
         elif job.state == "failed":
+            if not self._may_restart(job, now_ms):
+                raise StateError(f"Cannot move job {job_id} to waiting: another job holds its unique key")
             self._start_over(job, now_ms, "failed")
         elif job.state != "ready":
             raise StateError(f"Cannot move job from state '{self.state(job_id)}' to waiting")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from qcore.errors import LeaseError, QError
-from qcore.reference.engine import Job
+from qcore.reference.engine import Job, keeps_none
+from qcore.reference.keys import Key as KeyOf
 from qcore.simulate.matching import Id, Some
 from qcore.simulate.model import About, Model, Request, packed, unpacked
 
@@ -43,6 +44,7 @@ COMMITTED = frozenset(
         "RetryDlq",
         "PurgeDlq",
         "RemoveDlqJob",
+        "RemoveDeduplicationKey",
         "SetDlqConfig",
     ]
 )
@@ -87,7 +89,14 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         return custom, "staged"
     holder = plain.jobs.get(custom) if custom is not None else None
     reused = holder is not None and holder.state in ("completed", "failed")
-    existing = holder is not None and not reused
+    key = _key(options)
+    owner = plain._holder(queue, key) if key is not None else None
+    replaced = owner is not None and owner.key is not None and not owner.key.over(model.now_ms)
+    seq = plain._seq
+    delay_ms = options.get("delay", 0)
+    if key is not None and key.debounce:
+        delay_ms = max(delay_ms, options["debounceTtl"])
+    completed, failed = options.get("removeOnComplete", False), options.get("removeOnFail", False)
     job_id: str = plain.push(
         queue,
         packed(options["data"]) if "data" in options else None,
@@ -95,17 +104,20 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         new_id=model.new_id(),
         job_id=custom,
         priority=options.get("priority", 0),
-        delay_ms=options.get("delay", 0),
+        delay_ms=delay_ms,
         created_ms=options.get("timestamp"),
         attempts=options.get("maxAttempts", 3),
         lifo=options.get("lifo", False),
-        remove_on_complete=options.get("removeOnComplete", False),
-        remove_on_fail=options.get("removeOnFail", False),
+        remove_on_complete=completed if isinstance(completed, bool) else keeps_none(completed),
+        remove_on_fail=failed if isinstance(failed, bool) else keeps_none(failed),
+        keep_completed=completed,
+        keep_failed=failed,
+        key=key,
         ttl_ms=options.get("ttl"),
         timeout_ms=options.get("timeout") or None,
     )
     model.tags[tag] = job_id
-    if existing:
+    if plain._seq == seq:  # the id, or the key, is taken
         return job_id, "held" if durable else "plain"
     job = plain.jobs[job_id]
     backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
@@ -114,7 +126,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
     elif backoff == 0:
         backoff = (0, "fixed")
     model.about[job.seq] = About(tag, custom is not None, backoff, options.get("durable", False))
-    if reused:
+    if reused or replaced:
         return job_id, "held"
     if durable:
         # Nobody sees it before its commit.
@@ -123,6 +135,21 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         plain.queues[queue].pushed -= 1
         return job_id, "staged"
     return job_id, "plain"
+
+
+def _key(options: Mapping[str, Any]) -> KeyOf | None:
+    if "uniqueKey" in options:
+        asked = options.get("dedup", {})
+        return KeyOf(
+            options["uniqueKey"],
+            ttl_ms=asked.get("ttl"),
+            extend=asked.get("extend", False),
+            replace=asked.get("replace", False),
+            keep=asked.get("keepUntilExpiry", False),
+        )
+    if "debounceId" in options:
+        return KeyOf(options["debounceId"], debounce=True)
+    return None
 
 
 def _admissible(model: Model, options: Mapping[str, Any]) -> None:
@@ -411,6 +438,16 @@ def _clean(model: Model, key: Key, request: Request) -> Reply:
     return {"count": len(ids), "ids": [Id(job_id) for job_id in ids]}
 
 
+def _key_owner(model: Model, key: Key, request: Request) -> Reply:
+    owner = model.plain.key_owner(request["queue"], request["deduplicationId"], model.now_ms)
+    return {"data": {"jobId": None if owner is None else Id(owner)}}
+
+
+def _remove_key(model: Model, key: Key, request: Request) -> Reply:
+    removed = model.plain.remove_key(request["queue"], request["deduplicationId"], model.now_ms)
+    return {"data": {"count": int(removed)}}
+
+
 def _obliterate(model: Model, key: Key, request: Request) -> Reply:
     model.plain.obliterate(request["queue"])
     return {}
@@ -547,6 +584,8 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "Drain": _drain,
     "Clean": _clean,
     "Obliterate": _obliterate,
+    "GetDeduplicationJobId": _key_owner,
+    "RemoveDeduplicationKey": _remove_key,
     "RetryCompleted": _retry_completed,
     "SetStallConfig": _set_stall_config,
     "SetDlqConfig": _set_dlq_config,

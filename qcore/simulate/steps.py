@@ -236,7 +236,32 @@ class Generator:
         request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
         if self._chance(0.3):
             request["jobId"] = self._rng.choice(self._customs)
+        if self._chance(0.2):
+            self._keyed(request)
         return request
+
+    def _keyed(self, request: Request) -> None:
+        """A unique key, a debounce, or another policy of removal, on a job that is not durable."""
+        rng = self._rng
+        request.pop("durable", None)
+        if self._chance(0.3):
+            request["removeOnComplete"] = rng.choice((0, 1, 3, {"count": 2}, {"age": 1, "count": 5}))
+        if self._chance(0.3):
+            request["removeOnFail"] = rng.choice((0, 2, {"count": 1}))
+        if self._chance(0.2):
+            request.update(debounceId=rng.choice("kl"), debounceTtl=rng.choice((0, 40)))
+            return
+        request["uniqueKey"] = rng.choice("klm")
+        dedup: Request = {}
+        if self._chance(0.5):
+            dedup["ttl"] = rng.choice((1, 60, 5000))
+            dedup["keepUntilExpiry"] = self._chance(0.3)
+        if self._chance(0.3):
+            dedup["replace"] = True
+        if self._chance(0.3):
+            dedup["extend"] = True
+        if dedup:
+            request["dedup"] = dedup
 
     def _pushb(self) -> Request:
         jobs = [self._options() for _ in range(self._rng.choice((0, 1, 2, 3, 5)))]
@@ -382,6 +407,9 @@ class Generator:
             )
         )
         request["queue"] = queue
+        if self._chance(0.1):
+            cmd = rng.choice(("GetDeduplicationJobId", "RemoveDeduplicationKey"))
+            return {"cmd": cmd, "queue": queue, "deduplicationId": rng.choice("klm")}
         if self._chance(0.1):
             return {"cmd": "RemoveDlqJob", "queue": queue, "jobId": self._job("failed")}
         return request
