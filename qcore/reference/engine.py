@@ -874,7 +874,7 @@ class Engine(Keys, Capacity):
             job.state = "restoring"
         for job in admitted:
             if job in was_ready:
-                self._return(job)
+                Engine._return(self, job)  # nobody gives it back
             elif job.state == "delayed":
                 self._enqueue(job, now_ms)
             self._restore_key(job, now_ms)

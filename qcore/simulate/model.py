@@ -507,6 +507,7 @@ def _content(job: Job) -> tuple[object, ...]:
         job.last_token,
         job.result,
         job.ended[0],
+        job.group,
         None if job.key is None else (job.key.place, job.key.expires_ms, job.key.passed),
     )
 
@@ -533,10 +534,18 @@ def _copied(job: Job) -> Job:
     return twin
 
 
+def limited(queue: Queue) -> bool:
+    """Whether more than the order of its jobs decides what starts next."""
+    limits = queue.limits
+    return limits.rate is not None or limits.concurrency is not None or bool(limits.groups)
+
+
 def _copied_queue(queue: Queue) -> Queue:
     twin = _alike(queue)
     for name in _QUEUE_SHARED:
         setattr(twin, name, copy.copy(getattr(queue, name)))
+    if limited(queue):
+        twin.limits = copy.deepcopy(queue.limits)
     return twin
 
 

@@ -45,6 +45,12 @@ COMMITTED = frozenset(
         "PurgeDlq",
         "RemoveDlqJob",
         "RemoveDeduplicationKey",
+        "RateLimit",
+        "RateLimitClear",
+        "SetConcurrency",
+        "ClearConcurrency",
+        "PauseGroup",
+        "ResumeGroup",
         "SetDlqConfig",
     ]
 )
@@ -113,6 +119,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         keep_completed=completed,
         keep_failed=failed,
         key=key,
+        group=options.get("groupId"),
         ttl_ms=options.get("ttl"),
         timeout_ms=options.get("timeout") or None,
     )
@@ -438,6 +445,39 @@ def _clean(model: Model, key: Key, request: Request) -> Reply:
     return {"count": len(ids), "ids": [Id(job_id) for job_id in ids]}
 
 
+def _rate_limit(model: Model, key: Key, request: Request) -> Reply:
+    model.plain.set_rate(
+        request["queue"],
+        request.get("limit"),
+        model.now_ms,
+        model.now_ns,
+        duration_ms=request.get("duration", 1000),
+        ttl_ms=request.get("ttl", 0),
+    )
+    return {}
+
+
+def _concurrency(model: Model, key: Key, request: Request) -> Reply:
+    model.plain.set_concurrency(request["queue"], request.get("limit"))
+    return {}
+
+
+def _queue_limits(model: Model, key: Key, request: Request) -> Reply:
+    rate, wait, concurrency, maxed = model.plain.queue_limits(request["queue"], model.now_ns)
+    limits = {
+        "rateLimit": None if rate is None else {"max": rate[0], "duration": rate[1]},
+        "rateLimitTtl": wait,
+        "concurrencyLimit": concurrency,
+        "maxed": maxed,
+    }
+    return {"data": {"limits": limits}}
+
+
+def _pause_group(model: Model, key: Key, request: Request) -> Reply:
+    paused = request["cmd"] == "PauseGroup"
+    return {"data": {"changed": model.plain.pause_group(request["queue"], request["groupId"], paused)}}
+
+
 def _key_owner(model: Model, key: Key, request: Request) -> Reply:
     owner = model.plain.key_owner(request["queue"], request["deduplicationId"], model.now_ms)
     return {"data": {"jobId": None if owner is None else Id(owner)}}
@@ -584,6 +624,13 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "Drain": _drain,
     "Clean": _clean,
     "Obliterate": _obliterate,
+    "RateLimit": _rate_limit,
+    "RateLimitClear": _rate_limit,
+    "SetConcurrency": _concurrency,
+    "ClearConcurrency": _concurrency,
+    "GetQueueLimits": _queue_limits,
+    "PauseGroup": _pause_group,
+    "ResumeGroup": _pause_group,
     "GetDeduplicationJobId": _key_owner,
     "RemoveDeduplicationKey": _remove_key,
     "RetryCompleted": _retry_completed,

@@ -238,6 +238,9 @@ class Generator:
             request["jobId"] = self._rng.choice(self._customs)
         if self._chance(0.2):
             self._keyed(request)
+        elif self._chance(0.1):
+            request.pop("durable", None)
+            request.update(groupId=self._rng.choice("xyz"), priority=self._rng.choice((0, 1, 5)))
         return request
 
     def _keyed(self, request: Request) -> None:
@@ -408,11 +411,30 @@ class Generator:
         )
         request["queue"] = queue
         if self._chance(0.1):
+            return self._limit(queue)
+        if self._chance(0.1):
             cmd = rng.choice(("GetDeduplicationJobId", "RemoveDeduplicationKey"))
             return {"cmd": cmd, "queue": queue, "deduplicationId": rng.choice("klm")}
         if self._chance(0.1):
             return {"cmd": "RemoveDlqJob", "queue": queue, "jobId": self._job("failed")}
         return request
+
+    def _limit(self, queue: str) -> Request:
+        rng = self._rng
+        request: Request = rng.choice(
+            (
+                {"cmd": "RateLimit", "limit": rng.choice((1, 3)), "duration": rng.choice((50, 1000))},
+                {"cmd": "RateLimit", "limit": 2, "duration": 100, "ttl": 400},
+                {"cmd": "RateLimitClear"},
+                {"cmd": "SetConcurrency", "limit": rng.choice((1, 2))},
+                {"cmd": "ClearConcurrency"},
+                {"cmd": "ClearConcurrency"},
+                {"cmd": "GetQueueLimits"},
+                {"cmd": "PauseGroup", "groupId": rng.choice("xyz")},
+                {"cmd": "ResumeGroup", "groupId": rng.choice("xyz")},
+            )
+        )
+        return {**request, "queue": queue}
 
     def _ask_job(self) -> Request:
         cmd = self._rng.choice(("GetJob", "GetState", "GetResult", "GetProgress", "GetLogs", "WaitJob"))
