@@ -38,6 +38,7 @@ MODULES = [
     "qcore.engine.keys",
     "qcore.engine.capacity",
     "qcore.engine.transitions",
+    "qcore.engine.losses",
     "qcore.engine.flows",
     "qcore.engine.schedules",
     "qcore.engine.queries",

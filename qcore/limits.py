@@ -36,3 +36,7 @@ DEFAULT_MAX_METRIC_MINUTES = 20_160
 DEFAULT_DLQ_MAX_ENTRIES = 10_000
 DEFAULT_DLQ_MAX_AGE_MS = 604_800_000
 DEFAULT_MAX_STALLS = 3
+#: Silence after which a delivery that nobody holds is given up, also where stalls are not looked for.
+ORPHAN_SILENCE_MS = 30 * 60_000
+#: Between two searches of a queue for stalled jobs, unless its stall interval is shorter.
+STALL_CHECK_MS = 1_000

@@ -952,19 +952,21 @@ cdef class Broker:
         c_write_payload(w, run.result, outlet.caps)
         return c_packed(w.take())
 
-    def dead_letters(self, Outlet outlet not None, str queue not None):
-        """(packed job, entry time in ms, the extra dict) of every dead letter, oldest first."""
+    def dead_letters(self, Outlet outlet not None, str queue not None, dict wanted not None, Py_ssize_t offset,
+                     Py_ssize_t limit):
+        """(packed job, time of its end in ms, the extra dict) of the dead letters that ``wanted`` selects.
+
+        Oldest first; see :meth:`Engine.choose_dead`.
+        """
         cdef Queue q = self.engine.queues.get(queue)
-        cdef uint32_t at
-        cdef Run *run
+        cdef uint32_t slot
+        cdef Job *job
         if q is None:
             return
-        at = q.failed.head
-        while at:
-            run = self.engine.run_at(at)
-            at = run.next
-            yield (self.c_packed_job(outlet, run.job, VIEW_DELIVERY), run.finished_ms,
-                   <dict>self.engine.job_at(run.job).extra)
+        for slot in self.engine.c_choose_dead(q, wanted, self.now_ms, offset, limit):
+            job = self.engine.job_at(slot)
+            yield (self.c_packed_job(outlet, slot, VIEW_DELIVERY), self.engine.run_at(job.run).finished_ms,
+                   <dict>job.extra)
 
 
 cdef int _refuse_held(Writer out, bytes held, str text) except -1:

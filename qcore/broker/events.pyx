@@ -27,7 +27,7 @@ cdef bytes HEAD = b"\x82" + _k("type", "event", "event")
 cdef bytes K_TYPE = _k("eventType"), K_QUEUE = _k("queue"), K_JOB = _k("jobId"), K_TIME = _k("timestamp")
 cdef bytes K_DATA = _k("data"), K_ERROR = _k("error"), K_TERMINAL = _k("terminal"), K_PREV = _k("prev")
 cdef bytes K_DELAY = _k("delay"), K_PROGRESS = _k("progress"), K_MESSAGE = _k("message")
-cdef bytes K_COUNT = _k("stallCount"), ACTION = _k("action", "move_to_dlq")
+cdef bytes K_COUNT = _k("stallCount"), K_ACTION = _k("action")
 
 
 cdef inline int _raw(Writer w, bytes piece) except -1:
@@ -95,8 +95,9 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
         _raw(w, K_DATA)
         w.c_map(2)
         _raw(w, K_COUNT)
-        w.c_value(data)
-        _raw(w, ACTION)
+        w.c_value(data[0])
+        _raw(w, K_ACTION)
+        w.c_value(data[1])
     elif kind == EV_PROGRESS:
         _raw(w, K_PROGRESS)
         w.c_value(data[0])

@@ -37,6 +37,8 @@ from qcore.store.base import Cut
 if sys.byteorder != "little":
     raise ImportError("qcore stores little-endian records and has not been built for this machine")
 
+cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
+
 cdef enum:
     RECORD_VERSION = 1
     HAS_RUN = 1
@@ -461,7 +463,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
             extra["lastToken"] = tuple(token)
     if state == FAILED:
         letter = (extra or {}).get("dlq")
-        if not isinstance(letter, dict) or not isinstance(letter.get("expiresAt", ""), (int, type(None))):
+        if not _is_letter(letter):
             raise BadRow("the dead letter cannot be read")
     if head.flags & F_KEYED and not _has_key(extra):
         raise BadRow("the unique key cannot be read")
@@ -545,13 +547,18 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
             run.expires_ns = now_ns + max(1, min(tail.expires_ms - now_ms, tail.lease_ms)) * 1000000
         if tail.timeout_ms:
             run.timeout_ns = now_ns + max(1, tail.timeout_ms - now_ms) * 1000000
+        # Nothing was heard meanwhile, so silence counts from now.
+        run.quiet_ns = now_ns + q.grace_ns
+        bound = (extra or {}).get("stallTimeout")
+        if isinstance(bound, int):
+            run.stall_ns = max(1, min(<int64_t>bound, MAX_SPAN_MS) * 1000000)
+            run.quiet_ns = now_ns + q.c_grace_ns(run.stall_ns)
         engine.c_arm(slot, run)
+        engine.c_watch(q, run)
         engine.c_enter_active(q, job, run)
         return None
     if state == FAILED:
-        expires = extra["dlq"]["expiresAt"]
-        if expires is not None:
-            run.deadline = engine.expiries.c_push(expires, seq, slot)
+        engine.c_set_dead_end(slot, job, run)
         engine.c_list_append(&q.failed, job.run, run)
         return None
     engine.c_list_append(&q.completed, job.run, run)
@@ -570,6 +577,16 @@ cdef bint _has_key(object extra) except -1:
     if isinstance(key, tuple):
         key = key[1]
     return isinstance(key, str) and isinstance(extra.get("keyExpires"), (int, type(None)))
+
+
+cdef bint _is_letter(object letter):
+    """Whether this can be the entry of a dead letter; what its handling relies on is looked at."""
+    if not isinstance(letter, dict) or not isinstance(letter.get("reason"), str) or "error" not in letter:
+        return False
+    for key in ("expiresAt", "nextRetryAt", "lastRetryAt"):
+        if not isinstance(letter.get(key, ""), (int, type(None))):
+            return False
+    return isinstance(letter.get("retryCount"), int) and isinstance(letter.get("enteredAt", 0), int)
 
 
 cdef int _one_value(bytes value) except -1:

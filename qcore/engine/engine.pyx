@@ -480,8 +480,9 @@ cdef class Engine(Queries):
         self.c_replace_data(slot, blob_new(<const char *>data, len(data), notes))
         return True
 
-    def set_progress(self, str job_id not None, double progress, int64_t now_ms, *, str message=None):
-        """Note how far an active job has come, 0 to 100; no message keeps the last one.
+    def set_progress(self, str job_id not None, double progress, int64_t now_ms, int64_t now_ns=0, *,
+                     str message=None):
+        """Note how far an active job has come, 0 to 100; no message keeps the last one. A sign of life too.
 
         :raises NotFoundError: the job is not there
         :raises StateError: it is not active
@@ -492,7 +493,8 @@ cdef class Engine(Queries):
         if self.job_at(slot).state != ACTIVE:
             raise StateError(f"Job is not active (current state: {self.c_state_name(self.job_at(slot))})")
         progress = max(0.0, min(100.0, progress))
-        self.c_progress(slot, int(progress) if progress == <int>progress else progress, message, now_ms)
+        self.c_progress(slot, int(progress) if progress == <int>progress else progress, message, now_ms,
+                        now_ns)
 
     def retry_completed(self, str queue not None, int64_t now_ms, *, str job_id=None, Py_ssize_t count=-1,
                         object until_ms=None):
@@ -541,7 +543,7 @@ cdef class Engine(Queries):
     def configure(self, str queue not None, *, dict dead=None, dict stalls=None):
         """Change settings of a queue: keys of ``DLQ_DEFAULTS`` and ``STALL_DEFAULTS`` with checked values.
 
-        Effective are ``maxAge``, ``maxEntries`` and ``maxStalls``; the others are only kept.
+        What holds for dead letters is fixed when they become that, but for their number.
         """
         self.c_configure(self.c_queue(queue), dead or {}, stalls or {})
 
@@ -580,7 +582,10 @@ cdef class Engine(Queries):
             self.c_clear_log(self.job_at(slot).seq, keep)
 
     def close_session(self, uint32_t session, int64_t now_ms):
-        """A connection ended: give back, uncharged, the deliveries it never renewed. How many."""
+        """A connection ended: it loses the deliveries it never renewed. How many.
+
+        They go back uncharged, until that was so often for a job that it has reached the limit of stalls.
+        """
         cdef uint32_t at
         cdef Run *run
         cdef int n = 0
@@ -592,7 +597,7 @@ cdef class Engine(Queries):
             if run.renewals:
                 self.c_disown(run)      # another connection of the same worker may be renewing it
             else:
-                self.c_abandon(run.job, now_ms)
+                self.c_cut_off(run.job, now_ms)
                 n += 1
         return n
 
@@ -675,7 +680,7 @@ cdef class Engine(Queries):
         cdef Key key
         cdef int64_t due
         cdef dict seen = {}
-        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_expiries = 0, n_dirty = 0, n_evicted = 0
+        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_dirty = 0, n_evicted = 0
         cdef SkipNode *node
         cdef Group g
         for slot in range(1, self.jobs.fresh):
@@ -699,16 +704,9 @@ cdef class Engine(Queries):
                 run = self.run_at(job.run)
                 assert run.job == slot
                 if job.state == ACTIVE:
-                    assert (run.deadline != 0) == (run.expires_ns != 0 or run.timeout_ns != 0)
-                    assert (run.token_hi != 0) == (run.expires_ns != 0)
                     n_deadlines += run.deadline != 0
                 else:
                     assert run.session == 0 and run.expires_ns == 0
-                    if job.state == FAILED:
-                        assert (run.deadline != 0) == ((<dict>job.extra)["dlq"]["expiresAt"] is not None)
-                        n_expiries += run.deadline != 0
-                    else:
-                        assert run.deadline == 0
             if job.flags & F_EVICTED:
                 n_evicted += 1
                 assert slot in self.evicted and job.state == COMPLETED
@@ -719,10 +717,7 @@ cdef class Engine(Queries):
         assert n_jobs == self.jobs.n_used
         assert n_runs + (self.spare_run != 0) == self.runs.n_used
         assert n_deadlines == self.deadlines.n
-        assert n_expiries == self.expiries.n
-        for at in range(self.expiries.n):
-            slot = self.expiries.c_at(at, &due)
-            assert due == (<dict>self.job_at(slot).extra)["dlq"]["expiresAt"]
+        self.c_check_losses()
         assert n_evicted == len(self.evicted)
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
         self.c_check_keys()
@@ -730,7 +725,6 @@ cdef class Engine(Queries):
         self.done._check()
         self.due._check()
         self.deadlines._check()
-        self.expiries._check()
         self.index._check()
         self.checks._check()
         self.c_check_capacity()

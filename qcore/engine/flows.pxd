@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
-from qcore.engine.transitions cimport Transitions
+from qcore.engine.losses cimport Losses
 
 
-cdef class Flows(Transitions):
+cdef class Flows(Losses):
     pass

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from qcore.engine.transitions import Transitions
+from qcore.engine.losses import Losses
 
-class Flows(Transitions): ...
+class Flows(Losses): ...

@@ -1,7 +1,7 @@
 """What follows from the end of a job for others: dependents, parents, successors."""
 
-from qcore.engine.transitions cimport Transitions
+from qcore.engine.losses cimport Losses
 
 
-cdef class Flows(Transitions):
-    """:class:`~qcore.engine.transitions.Transitions` with the ties between jobs."""
+cdef class Flows(Losses):
+    """:class:`~qcore.engine.losses.Losses` with the ties between jobs."""

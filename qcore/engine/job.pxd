@@ -83,6 +83,8 @@ cdef struct Run:                # a delivery, and later the outcome
     int64_t heartbeat_ms
     int64_t expires_ns          # lease: monotonic; 0 = none
     int64_t timeout_ns          # execution bound: monotonic; 0 = none
+    int64_t quiet_ns            # since when its silence counts: monotonic, the grace is in it
+    int64_t stall_ns            # silence that the job itself permits; 0 = the queue's
     int64_t lease_ms            # lease duration, for renewals
     Blob *result                # NULL = none, which is not null
     uint32_t deadline           # handle in the engine's deadline heap; of a dead letter, in that of expiries

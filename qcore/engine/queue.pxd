@@ -35,8 +35,16 @@ cdef class Queue:
     cdef readonly TokenBucket rate              # None = no limit
     cdef readonly Lanes lanes                   # its groups; None until the first one
     cdef readonly uint32_t max_stalls            # 0 = unlimited
+    cdef bint stalls_on         # silence counts; else only that of orphans
+    cdef bint stalls_leased     # ... of leased deliveries too: the interval was set
+    cdef int64_t stall_ns       # silence that ends a delivery
+    cdef int64_t grace_ns       # how much later than the start silence begins to count
+    cdef int64_t stall_at_ns    # when to look for stalled jobs; 0 = no need
     cdef readonly uint32_t dlq_max_entries
     cdef readonly int64_t dlq_max_age_ms         # -1 = dead letters are kept for ever
+    cdef bint dlq_auto_retry
+    cdef int64_t dlq_retry_ms
+    cdef int64_t dlq_max_retries
     cdef readonly dict dlq_settings             # what was set; absent ones are at their defaults
     cdef readonly dict stall_settings
     cdef int64_t floor_seq      # stored rows up to this number were obliterated
@@ -50,5 +58,7 @@ cdef class Queue:
     cdef dict kept              # unique key -> number of a key that outlives its job
     cdef uint32_t check         # handle in the engine's heap of checks; 0 = none is set
     cdef Py_ssize_t n_waits     # pulls that wait for a job; kept by the host
+    cdef c_apply_settings(self)
+    cdef int64_t c_grace_ns(self, int64_t stall_ns)
     cdef bint woken             # listed in the engine's wake list
     cdef bint dirty

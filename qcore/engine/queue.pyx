@@ -28,6 +28,9 @@ STALL_DEFAULTS = {
 }
 
 
+cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000       # as good as never, and no overflow in ns
+
+
 cdef bytes packed_text(str text):
     """A text as MessagePack."""
     cdef bytes utf8 = text.encode()
@@ -50,15 +53,37 @@ cdef class Queue:
         self.delayed = DelayHeap()
         self.priorities = Tally()
         self.concurrency = -1
-        self.max_stalls = limits.DEFAULT_MAX_STALLS
-        self.dlq_max_entries = limits.DEFAULT_DLQ_MAX_ENTRIES
-        self.dlq_max_age_ms = limits.DEFAULT_DLQ_MAX_AGE_MS
-        self.dlq_settings = {}
-        self.stall_settings = {}
         self.completions = Meter()
         self.failures = Meter()
         self.keys = {}
         self.kept = {}
+        self.dlq_settings = {}
+        self.stall_settings = {}
+        self.c_apply_settings()
+
+    cdef c_apply_settings(self):
+        """Take what the settings say into the numbers that are looked at."""
+        cdef dict config = self.dlq_config
+        cdef int64_t interval_ms, grace_ms
+        self.dlq_max_age_ms = -1 if config["maxAge"] is None else config["maxAge"]
+        self.dlq_max_entries = config["maxEntries"]
+        self.dlq_auto_retry = config["autoRetry"]
+        self.dlq_retry_ms = min(config["autoRetryInterval"], limits.MAX_TIME_MS)
+        self.dlq_max_retries = config["maxAutoRetries"]
+        config = self.stall_config
+        self.max_stalls = config["maxStalls"]
+        self.stalls_on = config["enabled"]
+        self.stalls_leased = "stallInterval" in self.stall_settings
+        interval_ms = min(config["stallInterval"], MAX_SPAN_MS)
+        grace_ms = min(config["gracePeriod"], MAX_SPAN_MS)
+        if not self.stalls_on:
+            interval_ms = max(interval_ms, limits.ORPHAN_SILENCE_MS)
+        self.stall_ns = interval_ms * 1000000
+        self.grace_ns = max(0, grace_ms - interval_ms) * 1000000
+
+    cdef int64_t c_grace_ns(self, int64_t stall_ns):
+        """The grace that is left beside a bound of silence other than the queue's."""
+        return max(0, <int64_t>min(self.stall_config["gracePeriod"], MAX_SPAN_MS) * 1000000 - stall_ns)
 
     @property
     def dlq_config(self):

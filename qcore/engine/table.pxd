@@ -43,7 +43,9 @@ cdef class Table:
     cdef DelayHeap due          # queues by their earliest delayed job (wall ms)
     cdef DelayHeap deadlines    # active jobs by lease end or timeout (monotonic ns)
     cdef DelayHeap checks       # queues by the time to look at them again (monotonic ns)
-    cdef DelayHeap expiries     # dead letters by the end of their time (wall ms)
+    cdef DelayHeap expiries     # dead letters by the end of their time or their next retry (wall ms)
+    cdef DelayHeap lives        # queued jobs with a ttl by its end (wall ms)
+    cdef dict living            # slot -> handle in `lives`
     cdef CompletionTokens done  # finished ids, recent first out
     cdef int64_t seq, deliveries
     cdef readonly bint archive  # finished jobs evicted from memory stay in the store

@@ -124,6 +124,8 @@ cdef class Table:
         self.deadlines = DelayHeap()
         self.expiries = DelayHeap()
         self.checks = DelayHeap()
+        self.lives = DelayHeap()
+        self.living = {}
         self.side = {}
         self.max_events = max_events
         self.max_minutes = max_minutes
@@ -537,8 +539,8 @@ cdef class Table:
 
         ``data`` by kind: *completed* the (packed result, its notes) or None; *failed* (error,
         terminal or None), which the job's data are added to, or (error,) without them; *stalled*
-        the number of stalls if that was one too many, else None; *progress* (number, message or
-        None); *delayed* the ms; *waiting* and *removed* the state before.
+        (number of stalls, ``retry`` or ``move_to_dlq``), None when a job is back at once; *progress*
+        (number, message or None); *delayed* the ms; *waiting* and *removed* the state before.
         """
         if kind == EV_FAILED and len(<tuple>data) == 2:
             data = (*data, *_payload(job.data)) if job.data != NULL else (*data, None, 0)

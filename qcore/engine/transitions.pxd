@@ -45,6 +45,9 @@ cdef struct Spec:
     uint32_t flags
 
 
+cdef object dead_due(dict letter)
+
+
 cdef class Transitions(Capacity):
     cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0
     cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
@@ -85,20 +88,29 @@ cdef class Transitions(Capacity):
     cdef int c_redo(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1
     cdef int c_replace_data(self, uint32_t slot, Blob *data) except -1
-    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms) except -1
+    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms,
+                        int64_t now_ns) except -1
     cdef Py_ssize_t c_drain(self, Queue q) except -1
     cdef Py_ssize_t c_purge(self, Queue q, Py_ssize_t kept) except -1
     cdef int c_obliterate(self, Queue q) except -1
     cdef int c_configure(self, Queue q, dict dead, dict stalls) except -1
     cdef void c_forget_evidence(self, Job *job) noexcept
     cdef void c_leave_dead(self, Queue q, Run *run) noexcept
-    cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
-    cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2
+    cdef int c_begin_life(self, uint32_t slot, Job *job) except -1
+    cdef int c_end_life(self, uint32_t slot) except -1
+    cdef bint c_is_watched(self, Queue q, Run *run) noexcept
+    cdef int c_watch(self, Queue q, Run *run) except -1
+    cdef int c_beat(self, uint32_t slot, Run *run, int64_t now_ms, int64_t now_ns) except -1
+    cdef dict c_letter(self, Queue q, dict extra, str reason, object error, int64_t now_ms)
+    cdef int c_set_dead_end(self, uint32_t slot, Job *job, Run *run) except -1
     # Overridden by the layers above
+    cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1
+    cdef int c_end_dead(self, uint32_t slot, int64_t now_ms) except -1
+    cdef bint c_may_restart(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1
     cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2

@@ -25,7 +25,7 @@ from qcore.engine.lanes cimport ONE_GROUP, UNGROUPED, Group, Wanted
 from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
 from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport (
-    EV_COMPLETED, EV_DUPLICATED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_STALLED, EV_WAITING,
+    EV_COMPLETED, EV_DUPLICATED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_WAITING,
 )
 from qcore.structs.skiplist cimport Key
 from qcore.structs.slab cimport slab_alloc, slab_free
@@ -44,6 +44,14 @@ cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
 cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
     """A deadline; beyond 100 years they are all the same, and no overflow."""
     return now_ns + min(ms, MAX_SPAN_MS) * 1000000
+
+
+cdef object dead_due(dict letter):
+    """When something is to be done about a dead letter, in ms; None = never."""
+    cdef object expires = letter["expiresAt"], retry = letter["nextRetryAt"]
+    if expires is None or (retry is not None and retry < expires):
+        return retry
+    return expires
 
 
 cdef class Transitions(Capacity):
@@ -213,6 +221,8 @@ cdef class Transitions(Capacity):
             self.c_set_due(q)
             if q.n_waits:
                 self.c_wake(q)      # the wait's own end may have moved nearer
+            if job.extra != NULL:
+                self.c_begin_life(slot, job)
             return 0
         if job.flags & F_GROUPED:
             job.delayed = self.c_lane(q, job).c_add(self.c_group_of(q, job), <int64_t>job.priority, job.seq, slot)
@@ -226,6 +236,21 @@ cdef class Transitions(Capacity):
             q.n_prioritized += 1
         if q.n_waits:
             self.c_wake(q)
+        if job.extra != NULL:
+            self.c_begin_life(slot, job)
+        return 0
+
+    cdef int c_begin_life(self, uint32_t slot, Job *job) except -1:
+        """A queued job with a ttl is dropped when that is over, unless it leaves its queue before."""
+        cdef object ttl = (<dict>job.extra).get("ttl")
+        if ttl is not None and slot not in self.living:
+            self.living[slot] = self.lives.c_push(job.created_ms + <int64_t>ttl + 1, job.seq, slot)
+        return 0
+
+    cdef int c_end_life(self, uint32_t slot) except -1:
+        cdef object handle = self.living.pop(slot, None)
+        if handle is not None:
+            self.lives.c_remove(handle)
         return 0
 
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1:
@@ -233,6 +258,8 @@ cdef class Transitions(Capacity):
         cdef Key key
         cdef Group g
         q.priorities.c_count(job.priority, -1)
+        if job.extra != NULL and self.living:
+            self.c_end_life(slot)
         if job.state == READY:
             self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
             if job.flags & F_GROUPED:
@@ -328,7 +355,7 @@ cdef class Transitions(Capacity):
         cdef uint32_t slot
         cdef Job *job
         cdef Run *run
-        cdef object ttl, timeout
+        cdef object ttl, timeout, stall
         if q.paused or (q.limited and not self.c_has_room(q, now_ns)):
             return 0
         if q.due:
@@ -338,13 +365,14 @@ cdef class Transitions(Capacity):
             if not slot:
                 return 0
             job = self.job_at(slot)
-            timeout = None
+            timeout = ttl = stall = None
             if job.extra != NULL:
                 ttl = (<dict>job.extra).get("ttl")
                 if ttl is not None and now_ms > job.created_ms + ttl:
                     self.c_forget(slot)
                     continue
                 timeout = (<dict>job.extra).get("timeout")
+                stall = (<dict>job.extra).get("stallTimeout")
             # All that can fail comes before the first change.
             if not self.spare_run:
                 self.spare_run = slab_alloc(&self.runs)
@@ -358,9 +386,15 @@ cdef class Transitions(Capacity):
                 run.expires_ns = _later(now_ns, lease_ms)
             if timeout:
                 run.timeout_ns = _later(now_ns, timeout)
+            run.quiet_ns = now_ns + q.grace_ns
+            if stall is not None:
+                run.stall_ns = max(1, _later(0, stall))
+                run.quiet_ns = now_ns + q.c_grace_ns(run.stall_ns)
             try:
                 self.c_own(slot, run, session)
                 self.c_arm(slot, run)
+                if not lease_ms or q.stalls_leased:
+                    self.c_watch(q, run)
             except BaseException:
                 if run.session:
                     self.c_disown(run)
@@ -376,6 +410,8 @@ cdef class Transitions(Capacity):
                     self.c_take_plain_turn(q)
             q.priorities.c_count(job.priority, -1)
             self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
+            if ttl is not None:
+                self.c_end_life(slot)
             if job.priority > 0:
                 q.n_prioritized -= 1
             if q.limited and q.rate is not None:
@@ -399,10 +435,13 @@ cdef class Transitions(Capacity):
         return 0
 
     cdef int c_arm(self, uint32_t slot, Run *run) except -1:
-        """Set the deadline of a delivery: the earlier of lease end and timeout."""
+        """Set the deadline of a delivery: the earliest of lease end, timeout and silence the job itself bounds."""
         cdef int64_t due = run.expires_ns
         if run.timeout_ns and (due == 0 or run.timeout_ns < due):
             due = run.timeout_ns
+        if run.stall_ns and self.c_queue_of(self.job_at(slot)).stalls_on:
+            if due == 0 or run.quiet_ns + run.stall_ns < due:
+                due = run.quiet_ns + run.stall_ns
         if due == 0:
             if run.deadline:
                 self.deadlines.c_remove(run.deadline)
@@ -413,6 +452,26 @@ cdef class Transitions(Capacity):
             run.deadline = self.deadlines.c_push(due, self.job_at(slot).seq, slot)
         return 0
 
+    cdef inline bint c_is_watched(self, Queue q, Run *run) noexcept:
+        """Whether silence ends this delivery by the rule of its queue.
+
+        Where stalls are looked for: of those without a lease, and of leased ones if an interval
+        was set. Elsewhere of orphans only: no lease, and nobody's connection that would end.
+        """
+        if q.stalls_on:
+            return run.stall_ns == 0 and (run.token_hi == 0 or q.stalls_leased)
+        return run.token_hi == 0 and run.session == 0
+
+    cdef inline int c_watch(self, Queue q, Run *run) except -1:
+        """See to it that the queue is looked at when this delivery may be stalled. O(1) mostly."""
+        cdef int64_t due
+        if self.c_is_watched(q, run):
+            due = run.quiet_ns + q.stall_ns
+            if q.stall_at_ns == 0 or due < q.stall_at_ns:
+                self.c_set_check(q, due)
+                q.stall_at_ns = due
+        return 0
+
     cdef int c_judge(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo) except -1:
         """May a caller with this token act on the delivery of this job?
 
@@ -420,6 +479,7 @@ cdef class Transitions(Capacity):
         """
         cdef Job *job
         cdef Run *run
+        cdef object last
         if slot:
             job = self.job_at(slot)
             if job.state == ACTIVE:
@@ -434,8 +494,10 @@ cdef class Transitions(Capacity):
                 if run.token_hi == 0:
                     return MAY
                 return TOKEN_MISSING if kind == NO_TOKEN else TOKEN_WRONG
-            if kind == TOKEN and job.extra != NULL and (job.state == READY or job.state == DELAYED):
-                if (<dict>job.extra).get("lastToken") == (hi, lo):
+            if job.extra != NULL and (job.state == READY or job.state == DELAYED):
+                last = (<dict>job.extra).get("lastToken")
+                # Of a delivery without a lease whatever the holder presents is as good.
+                if last is not None and (last == (hi, lo) if kind == TOKEN else last == (0, 0)):
                     return LATE
         if kind == TOKEN and self.final_tokens and (hi, lo) in self.final_tokens:
             return ALREADY_FINAL
@@ -454,6 +516,8 @@ cdef class Transitions(Capacity):
             self.c_disown(run)
         run.expires_ns = 0
         run.timeout_ns = 0
+        run.quiet_ns = 0
+        run.stall_ns = 0
         if job.extra != NULL:
             # An earlier holder may report only until somebody else had the job.
             (<dict>job.extra).pop("lastToken", None)
@@ -605,18 +669,27 @@ cdef class Transitions(Capacity):
             return False
         run = self.run_at(job.run)
         if kind == NO_TOKEN:
-            run.heartbeat_ms = now_ms
+            self.c_beat(slot, run, now_ms, now_ns)
             return True
         if kind != TOKEN or run.token_hi != hi or run.token_lo != lo or run.token_hi == 0:
             return False
         if now_ns >= run.expires_ns:
             return False
-        run.heartbeat_ms = now_ms
         run.renewals += 1
         run.expires_ns = _later(now_ns, lease_ms if lease_ms else run.lease_ms)
+        self.c_beat(slot, run, now_ms, now_ns)
         self.c_arm(slot, run)
         self.c_mark(slot, job)
         return True
+
+    cdef int c_beat(self, uint32_t slot, Run *run, int64_t now_ms, int64_t now_ns) except -1:
+        """A sign of life of the holder of a delivery. Nothing is written: a restart begins the count anew."""
+        run.heartbeat_ms = now_ms
+        if now_ns > run.quiet_ns:
+            run.quiet_ns = now_ns
+            if run.stall_ns:
+                self.c_arm(slot, run)
+        return 0
 
     cdef int c_fail(self, uint32_t slot, str error, object stack, str reason, bint final, bint remove,
                     int64_t now_ms) except -1:
@@ -704,16 +777,8 @@ cdef class Transitions(Capacity):
         run = self.run_at(job.run)
         run.finished_ms = now_ms
         run.token_hi = run.token_lo = 0
-        extra["dlq"] = {
-            "reason": reason,
-            "error": error,
-            "retryCount": 0,
-            "lastRetryAt": None,
-            "nextRetryAt": None,
-            "expiresAt": now_ms + q.dlq_max_age_ms if q.dlq_max_age_ms >= 0 else None,
-        }
-        if q.dlq_max_age_ms >= 0:
-            run.deadline = self.expiries.c_push(now_ms + q.dlq_max_age_ms, job.seq, slot)
+        extra["dlq"] = self.c_letter(q, extra, reason, error, now_ms)
+        self.c_set_dead_end(slot, job, run)
         job.state = FAILED
         q.total_failed += 1
         self.c_outcome(q, q.failures, now_ms)
@@ -730,42 +795,37 @@ cdef class Transitions(Capacity):
         self.c_purge(q, q.dlq_max_entries)
         return 0
 
+    cdef dict c_letter(self, Queue q, dict extra, str reason, object error, int64_t now_ms):
+        """The entry of a job that becomes a dead letter; one that was retried by itself goes on where it was."""
+        cdef dict chain = extra.pop("autoRetry", None)
+        cdef dict letter
+        if chain is not None:
+            letter = {"reason": reason, "error": error, **chain}
+            if not q.dlq_auto_retry or letter["retryCount"] >= q.dlq_max_retries:
+                letter["nextRetryAt"] = None
+            return letter
+        return {
+            "reason": reason,
+            "error": error,
+            "retryCount": 0,
+            "lastRetryAt": None,
+            "nextRetryAt": now_ms + q.dlq_retry_ms if q.dlq_auto_retry and q.dlq_max_retries > 0 else None,
+            "expiresAt": now_ms + q.dlq_max_age_ms if q.dlq_max_age_ms >= 0 else None,
+        }
+
+    cdef int c_set_dead_end(self, uint32_t slot, Job *job, Run *run) except -1:
+        """Set the time of a dead letter: the earlier of its end and its next retry."""
+        cdef object due = dead_due((<dict>job.extra)["dlq"])
+        if due is not None:
+            run.deadline = self.expiries.c_push(due, job.seq, slot)
+        return 0
+
     cdef void c_leave_dead(self, Queue q, Run *run) noexcept:
         """The way out of the dead letters: the list, and the end of their time."""
         self.c_list_remove(&q.failed, run)
         if run.deadline:
             self.expiries.c_remove(run.deadline)
             run.deadline = 0
-
-    cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1:
-        """The holder of a delivery is gone: charge an attempt and a stall; requeue at once or dead-letter."""
-        cdef Job *job = self.job_at(slot)
-        cdef Run *run = self.run_at(job.run)
-        cdef Queue q = self.c_queue_of(job)
-        cdef dict extra = self.c_extra(job)
-        cdef uint64_t hi = run.token_hi, lo = run.token_lo
-        cdef str reason = None
-        self.c_leave_active(q, slot, job, run)
-        job.attempts += 1
-        if job.stalls < 0xFFFF:
-            job.stalls += 1
-        if job.attempts >= job.max_attempts:
-            reason, error = "max_attempts_exceeded", dead_error
-        elif q.max_stalls and job.stalls >= q.max_stalls:
-            reason, error = "stalled", stalled_error
-        self.c_history(job, run, extra, reason or "stalled", error, now_ms)
-        if self.c_event(q, EV_STALLED):
-            self.c_emit(EV_STALLED, q, job, now_ms, job.stalls if reason is not None else None)
-        if reason is not None:
-            if hi:
-                self.c_finalise(hi, lo, reason)
-            if self.c_event(q, EV_FAILED):
-                self.c_emit(EV_FAILED, q, job, now_ms, (error,))
-            return self.c_bury(q, slot, job, reason, error, now_ms)
-        if hi:
-            # Until somebody else gets the job, its old holder may still report the work as done.
-            extra["lastToken"] = (hi, lo)
-        return self.c_requeue(q, slot, job, now_ms, False)
 
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome):
         """Remember how the engine ended a delivery, for its holder's late answer. Bounded, first in first out."""
@@ -823,7 +883,7 @@ cdef class Transitions(Capacity):
     # --- time ------------------------------------------------------------------------
 
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1:
-        """Do what is due: promote delayed jobs, end leases and timeouts, drop old dead letters.
+        """Do what is due: promote delayed jobs, end deliveries and lives, drop or retry dead letters.
 
         1 if more is due at once.
         """
@@ -840,11 +900,6 @@ cdef class Transitions(Capacity):
                 return 1
             self.c_deadline(item, now_ms, now_ns)
             left -= 1
-        while self.expiries.c_first(&due, &item) and due <= now_ms:
-            if left <= 0:
-                return 1
-            self.c_forget(item)
-            left -= 1
         while self.checks.c_first(&due, &item) and due <= now_ns:
             if left <= 0:
                 return 1
@@ -852,6 +907,16 @@ cdef class Transitions(Capacity):
             self.checks.c_remove(q.check)
             q.check = 0
             self.c_check_queue(q, now_ms, now_ns)
+            left -= 1
+        while self.lives.c_first(&due, &item) and due <= now_ms:
+            if left <= 0:
+                return 1
+            self.c_forget(item)
+            left -= 1
+        while self.expiries.c_first(&due, &item) and due <= now_ms:
+            if left <= 0:
+                return 1
+            self.c_end_dead(item, now_ms)
             left -= 1
         while self.key_ends.c_first(&due, &item) and due <= now_ms:
             if left <= 0:
@@ -891,16 +956,19 @@ cdef class Transitions(Capacity):
         """A rare job is about to be removed, in whatever state; its record is whole still."""
         return 0
 
+    # --- what losing a holder means: see the layer above -------------------------------
+
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1:
-        cdef Job *job = self.job_at(slot)
-        cdef Run *run = self.run_at(job.run)
-        cdef uint32_t renewals = run.renewals
-        if run.timeout_ns and run.timeout_ns <= now_ns:
-            if run.token_hi:
-                self.c_finalise(run.token_hi, run.token_lo, "timeout")
-            return self.c_fail(slot, "Job timeout exceeded", None, "timeout", False, False, now_ms)
-        return self.c_lost(slot, "Lock expired", f"Lock expired at max attempts ({job.attempts + 1})",
-                           f"Lock expired after {renewals} renewals", now_ms)
+        """The time of a delivery is over: its lease, its timeout, or its own bound of silence."""
+        return 0
+
+    cdef int c_end_dead(self, uint32_t slot, int64_t now_ms) except -1:
+        """The time of a dead letter has come: to go, or to be retried."""
+        return 0
+
+    cdef bint c_may_restart(self, uint32_t slot, int64_t now_ms) except -1:
+        """Whether a finished job may start over: not while another one holds its unique key."""
+        return self.c_key_free(slot, now_ms)
 
     cdef int c_release(self, uint32_t slot, int64_t now_ms) except -1:
         """Give a delivery back, uncharged: its connection ended or its caller is gone."""
@@ -938,6 +1006,8 @@ cdef class Transitions(Capacity):
         cdef list timeline = self.c_timeline(job, extra)
         self.c_leave_dead(q, self.run_at(job.run))
         extra.pop("dlq", None)
+        extra.pop("autoRetry", None)
+        extra.pop("losses", None)
         if job.flags & F_KEYED:
             self.c_retake_key(slot, job, now_ms)
         job.attempts = 0
@@ -983,8 +1053,8 @@ cdef class Transitions(Capacity):
         timeline += [{"state": "active", "timestamp": run.started_ms},
                      {"state": "completed", "timestamp": run.finished_ms},
                      {"state": "waiting", "timestamp": now_ms}][:max(0, limits.MAX_TIMELINE_ENTRIES - len(timeline))]
-        extra.pop("progress", None)
-        extra.pop("progressMessage", None)
+        for key in ("progress", "progressMessage", "autoRetry", "losses"):
+            extra.pop(key, None)
         self.c_list_remove(&q.completed, run)
         self.c_forget_evidence(job)
         blob_free(run.result)
@@ -1040,7 +1110,8 @@ cdef class Transitions(Capacity):
         job.flags |= F_REWRITE
         return self.c_mark(slot, job)
 
-    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms) except -1:
+    cdef int c_progress(self, uint32_t slot, object progress, object message, int64_t now_ms,
+                        int64_t now_ns) except -1:
         """Note how far an active job has come; a sign of life as well. ``message`` None keeps the last one."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
@@ -1048,7 +1119,7 @@ cdef class Transitions(Capacity):
         extra["progress"] = progress
         if message is not None:
             extra["progressMessage"] = message
-        self.run_at(job.run).heartbeat_ms = now_ms
+        self.c_beat(slot, self.run_at(job.run), now_ms, now_ns)
         if self.c_event(q, EV_PROGRESS):
             self.c_emit(EV_PROGRESS, q, job, now_ms, (progress, extra.get("progressMessage")))
         return self.c_mark(slot, job)
@@ -1119,13 +1190,17 @@ cdef class Transitions(Capacity):
 
     cdef int c_configure(self, Queue q, dict dead, dict stalls) except -1:
         """Change settings of a queue. Dead letters that are there keep their time, not their number."""
-        cdef object age
+        cdef uint32_t at = q.active.head
+        cdef Run *run
         q.dlq_settings.update(dead)
         q.stall_settings.update(stalls)
-        age = q.dlq_config["maxAge"]
-        q.dlq_max_age_ms = -1 if age is None else age
-        q.dlq_max_entries = q.dlq_config["maxEntries"]
-        q.max_stalls = q.stall_config["maxStalls"]
+        q.c_apply_settings()
+        while at:
+            run = self.run_at(at)
+            at = run.next
+            if run.stall_ns:
+                self.c_arm(run.job, run)
+            self.c_watch(q, run)
         self.c_purge(q, q.dlq_max_entries)
         self.c_mark_queue(q)
         return 0
@@ -1135,6 +1210,10 @@ cdef class Transitions(Capacity):
         cdef int64_t due, left = self.c_next_more(now_ms, now_ns), other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
+            other = _later(0, max(0, due - now_ms))
+            if left < 0 or other < left:
+                left = other
+        if self.lives.c_first(&due, &item):
             other = _later(0, max(0, due - now_ms))
             if left < 0 or other < left:
                 left = other

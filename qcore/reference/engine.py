@@ -12,7 +12,8 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference.capacity import Capacity, Limits, Wishes, check_group_priority
@@ -20,6 +21,9 @@ from qcore.reference.counting import Journal, Outcomes
 from qcore.reference.keys import Key, Keys
 
 LATE_ANSWERS = 10_000
+ORPHAN_MS = 30 * 60_000
+DEAD = {"autoRetry": False, "autoRetryInterval": 3_600_000, "maxAutoRetries": 3, "maxAge": 604_800_000}
+DEAD |= {"maxEntries": 10_000}
 _TOKEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 Event = tuple[str, str, str, int, object]
@@ -36,12 +40,22 @@ class Delivery:
     lease_ms: int
     expires_ns: int | None
     timeout_ns: int | None
+    quiet_ns: int = 0  # since when silence counts
     number: int = 0
     renewals: int = 0
 
+
+@dataclass
+class Letter:
+    entered_ms: int
+    expires_ms: int | None
+    retries: int = 0
+    last_retry_ms: int | None = None
+    next_retry_ms: int | None = None
+
     @property
-    def deadline_ns(self) -> int | None:
-        ends = [end for end in (self.expires_ns, self.timeout_ns) if end is not None]
+    def due_ms(self) -> int | None:
+        ends = [end for end in (self.expires_ms, self.next_retry_ms) if end is not None]
         return min(ends) if ends else None
 
 
@@ -64,13 +78,17 @@ class Job:
     keep_completed: Removal = False  # other than the two flags
     keep_failed: Removal = False
     group: str | None = None
+    stall_ms: int | None = None  # silence that it permits
+    occurrence: bool = False  # of a schedule that permits one at a time
     state: str = "delayed"  # delayed, ready, active, completed, failed
     attempts: int = 0
     stalls: int = 0
     delivery: Delivery | None = None
     progress: tuple[float, str | None] = (0, None)
     log: list[list[object]] = field(default_factory=list)
-    expires_ms: int | None = None  # end of its time as a dead letter
+    losses: int = 0  # connections that ended while they had it
+    letter: Letter | None = None  # as a dead letter
+    chain: Letter | None = None  # while a retry by itself is under way: what it was before
     last_token: str | None = None  # of a delivery that ran out; its holder may still report
     result: bytes | None = None
     ended: tuple[int, int] = (0, 0)  # when it became terminal, and its place among those of that moment
@@ -87,9 +105,9 @@ class Job:
 class Queue:
     paused: bool = False
     listening: bool = False
-    max_stalls: int = 3
-    dead_max_entries: int = 10_000
-    dead_max_age_ms: int | None = 604_800_000
+    dead: dict[str, Any] = field(default_factory=lambda: dict(DEAD))
+    stalls: dict[str, Any] = field(default_factory=dict)
+    look_ns: int | None = None  # when to look for stalled jobs
     pushed: int = 0
     pulled: int = 0
     completed: int = 0
@@ -98,6 +116,15 @@ class Queue:
     completions: Outcomes = field(default_factory=Outcomes)
     failures: Outcomes = field(default_factory=Outcomes)
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.stalls.get("enabled", True))
+
+    @property
+    def silence_ms(self) -> int:
+        interval = int(self.stalls.get("stallInterval", 30_000))
+        return interval if self.enabled else max(interval, ORPHAN_MS)
 
 
 @dataclass
@@ -131,6 +158,7 @@ def _as_row(job: Job, now: Job) -> Job:
     if row.delivery is not None:
         row.delivery.session = 0
         row.delivery.expires_ns = row.delivery.timeout_ns = None
+        row.delivery.quiet_ns = row.delivery.number = 0
     return row
 
 
@@ -204,11 +232,15 @@ class Engine(Keys, Capacity):
         waits = [
             max(0, job.run_ms - now_ms) * 1_000_000 for job in self.jobs.values() if job.state == "delayed"
         ]
+        waits += [max(0, q.look_ns - now_ns) for q in self.queues.values() if q.look_ns is not None]
         for job in self.jobs.values():
-            if job.delivery is not None and job.delivery.deadline_ns is not None:
-                waits.append(max(0, job.delivery.deadline_ns - now_ns))
-            if job.expires_ms is not None:
-                waits.append(max(0, job.expires_ms - now_ms) * 1_000_000)
+            deadline = self._deadline_ns(job)
+            if deadline is not None:
+                waits.append(max(0, deadline - now_ns))
+            if job.letter is not None and job.letter.due_ms is not None:
+                waits.append(max(0, job.letter.due_ms - now_ms) * 1_000_000)
+            if job.state in ("ready", "delayed") and job.ttl_ms is not None:
+                waits.append(max(0, job.created_ms + job.ttl_ms + 1 - now_ms) * 1_000_000)
         waits += [max(0, end - now_ms) * 1_000_000 for end, _ in self.kept.values()]
         return min(waits, default=None)
 
@@ -263,6 +295,8 @@ class Engine(Keys, Capacity):
         keep_completed: Removal = False,
         keep_failed: Removal = False,
         group: str | None = None,
+        stall_ms: int | None = None,
+        occurrence: bool = False,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
         q = self._queue(queue)
@@ -297,6 +331,8 @@ class Engine(Keys, Capacity):
             keep_completed=keep_completed,
             keep_failed=keep_failed,
             group=group,
+            stall_ms=stall_ms,
+            occurrence=occurrence,
         )
         self.jobs[job.id] = job
         self._take(job, now_ms)
@@ -346,6 +382,8 @@ class Engine(Keys, Capacity):
                 timeout_ns=now_ns + job.timeout_ms * 1_000_000 if job.timeout_ms else None,
             )
             self._started(job, wishes, now_ms, now_ns)
+            self._begin_silence(job, now_ns)
+            self._watch(job)
             self.queues[queue].pulled += 1
             self._deliveries += 1
             job.delivery.number = self._deliveries
@@ -371,8 +409,8 @@ class Engine(Keys, Capacity):
         if (
             job is not None
             and job.state in ("ready", "delayed")
-            and real is not None
-            and real == job.last_token
+            and job.last_token is not None
+            and job.last_token == (real or "")
         ):
             return "late"
         if real is not None and real in self._finals:
@@ -481,11 +519,19 @@ class Engine(Keys, Capacity):
         q.failures.count(now_ms, self._max_minutes)
         self._release(job)
         job.state = "failed"
-        job.expires_ms = None if q.dead_max_age_ms is None else now_ms + q.dead_max_age_ms
+        if job.chain is not None:
+            job.letter, job.chain = job.chain, None
+            if not q.dead["autoRetry"] or job.letter.retries >= q.dead["maxAutoRetries"]:
+                job.letter.next_retry_ms = None
+        else:
+            age = q.dead["maxAge"]
+            job.letter = Letter(now_ms, None if age is None else now_ms + age)
+            if q.dead["autoRetry"] and q.dead["maxAutoRetries"] > 0:
+                job.letter.next_retry_ms = now_ms + q.dead["autoRetryInterval"]
         self._end(job, now_ms)
         if not job.remove_on_fail:
             self._trim(job.queue, "failed", job.keep_failed, now_ms)
-        self._purge(job.queue, q.dead_max_entries)
+        self._purge(job.queue, q.dead["maxEntries"])
 
     def _purge(self, queue: str, kept: int) -> int:
         dead = self.failed(queue)
@@ -494,24 +540,119 @@ class Engine(Keys, Capacity):
             del self.jobs[job_id]
         return len(drop)
 
-    def _lose(self, job: Job, now_ms: int, error: str, dead: str, stalled: str) -> None:
+    # --- silence -------------------------------------------------------------------------
+
+    def _max_stalls(self, job: Job) -> int:
+        return int(self._queue(job.queue).stalls.get("maxStalls", 3))
+
+    def _begin_silence(self, job: Job, now_ns: int) -> None:
+        q = self._queue(job.queue)
+        bound = q.silence_ms if job.stall_ms is None else max(0.000001, job.stall_ms)
+        grace = max(0, q.stalls.get("gracePeriod", 5_000) - bound)
+        assert job.delivery is not None
+        job.delivery.quiet_ns = now_ns + round(grace * 1_000_000)
+        self._deliveries += 1
+        job.delivery.number = self._deliveries
+
+    def _watched(self, job: Job) -> bool:
+        """Whether its queue looks after its silence."""
+        q = self._queue(job.queue)
+        delivery = job.delivery
+        if delivery is None:
+            return False
+        if q.enabled:
+            return job.stall_ms is None and (delivery.token is None or "stallInterval" in q.stalls)
+        return delivery.token is None and not delivery.session
+
+    def _stall_ns(self, job: Job) -> int:
+        """When its silence will have been too long."""
+        assert job.delivery is not None
+        return job.delivery.quiet_ns + self._queue(job.queue).silence_ms * 1_000_000
+
+    def _watch(self, job: Job) -> None:
+        q = self._queue(job.queue)
+        if self._watched(job):
+            q.look_ns = min(self._stall_ns(job), self._stall_ns(job) if q.look_ns is None else q.look_ns)
+
+    def _deadline_ns(self, job: Job) -> int | None:
+        """When something has to be done about its delivery, whatever its queue looks at."""
+        if job.delivery is None:
+            return None
+        ends = [end for end in (job.delivery.expires_ns, job.delivery.timeout_ns) if end is not None]
+        if job.stall_ms is not None and self._queue(job.queue).enabled:
+            ends.append(job.delivery.quiet_ns + max(1, job.stall_ms * 1_000_000))
+        return min(ends) if ends else None
+
+    def _look(self, queue: str, now_ms: int, now_ns: int) -> None:
+        q = self.queues[queue]
+        if q.look_ns is None or q.look_ns > now_ns:
+            return
+        watched = sorted(
+            (job for job in self._of(queue, "active") if self._watched(job)),
+            key=lambda job: job.delivery.number if job.delivery else 0,
+        )
+        later = [self._stall_ns(job) for job in watched if self._stall_ns(job) > now_ns]
+        pause_ns = min(q.silence_ms, 1000) * 1_000_000
+        q.look_ns = max(min(later), now_ns + pause_ns) if later else None
+        for job in watched:
+            if self._stall_ns(job) <= now_ns:
+                self._lose(job, now_ms, "Job stalled", *self._stall_words(job), later=True)
+
+    def _stall_words(self, job: Job) -> tuple[str, str]:
+        return (
+            f"Job stalled at max attempts ({job.attempts + 1})",
+            f"Job stalled {job.stalls + 1} times",
+        )
+
+    def _drop_occurrence(self, job: Job) -> None:
+        assert job.delivery is not None
+        self._finalise(job.delivery.token)
+        self._drop(job.id)
+
+    def _cut_off(self, job: Job, now_ms: int) -> None:
+        """Its connection ended."""
+        if job.occurrence:
+            self._drop_occurrence(job)
+            return
+        losses = job.losses + 1
+        most = self._max_stalls(job)
+        if most and job.stalls + losses >= most:
+            dead = f"Connection lost at max attempts ({job.attempts + 1})"
+            self._lose(job, now_ms, "Connection lost", dead, f"Connection lost {losses} times")
+            return
+        job.losses = losses
+        self._leave_active(job)
+        self._return(job)
+
+    def _lose(
+        self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False
+    ) -> None:
         """The holder is gone: charge an attempt and a stall, then back to the queue or dead-lettered."""
+        if job.occurrence:
+            self._drop_occurrence(job)
+            self._emit("stalled", job, now_ms)
+            return
         token = self._leave_active(job).token
         job.attempts += 1
         job.stalls += 1
         reason = None
-        most = self._queue(job.queue).max_stalls
+        most = self._max_stalls(job)
         if job.attempts >= job.max_attempts:
             reason, error = "max_attempts_exceeded", dead
-        elif most and job.stalls >= most:
+        elif most and job.stalls + job.losses >= most:
             reason, error = "stalled", stalled
-        self._emit("stalled", job, now_ms, None if reason is None else job.stalls)
+        told = (job.stalls, "move_to_dlq" if reason is not None else "retry")
+        self._emit("stalled", job, now_ms, told if reason is not None or later else None)
         if reason is None:
-            job.last_token = token
-            self._return(job)
+            job.last_token = token or ""
+            if later:
+                job.run_ms = now_ms + self.retry_wait_ms(job.id)
+                self._enqueue(job, now_ms)
+            else:
+                self._return(job)
             return
         self._finalise(token)
-        self._emit("failed", job, now_ms, (error,))
+        self._emit("failed", job, now_ms, (error, True, job.data, 0) if later else (error,))
         self._bury(job, now_ms)
 
     def _return(self, job: Job) -> None:
@@ -534,10 +675,12 @@ class Engine(Keys, Capacity):
             return False
         delivery = job.delivery
         if not token:
+            delivery.quiet_ns = max(delivery.quiet_ns, now_ns)
             return True
         if delivery.expires_ns is None or token != delivery.token or now_ns >= delivery.expires_ns:
             return False
         delivery.renewals += 1
+        delivery.quiet_ns = max(delivery.quiet_ns, now_ns)
         delivery.expires_ns = now_ns + (lease_ms or delivery.lease_ms) * 1_000_000
         return True
 
@@ -581,8 +724,7 @@ class Engine(Keys, Capacity):
         self.kept = {place: what for place, what in self.kept.items() if place[0] != queue}
         if queue in self.queues:
             q = self.queues[queue]
-            q.paused, q.max_stalls = False, 3
-            q.dead_max_entries, q.dead_max_age_ms = 10_000, 604_800_000
+            q.paused, q.stalls, q.dead = False, {}, dict(DEAD)
             q.limits = Limits(turns=q.limits.turns, plain_turn=q.limits.plain_turn)
             q.journal = Journal(self._max_events)
             q.completions, q.failures = Outcomes(), Outcomes()
@@ -651,8 +793,12 @@ class Engine(Keys, Capacity):
             raise StateError(f"Job is not active (current state: {self.state(job_id)})")
         return job
 
-    def set_progress(self, job_id: str, progress: float, now_ms: int, *, message: str | None = None) -> None:
+    def set_progress(
+        self, job_id: str, progress: float, now_ms: int, now_ns: int = 0, *, message: str | None = None
+    ) -> None:
         job = self._active(job_id)
+        assert job.delivery is not None
+        job.delivery.quiet_ns = max(job.delivery.quiet_ns, now_ns)
         said = job.progress[1] if message is None else message
         job.progress = (max(0, min(100, progress)), said)
         self._emit("progress", job, now_ms, job.progress)
@@ -714,8 +860,8 @@ class Engine(Keys, Capacity):
 
     def _start_over(self, job: Job, now_ms: int, before: str) -> None:
         self._emit("waiting", job, now_ms, before)
-        job.attempts = job.stalls = 0
-        job.expires_ms = None
+        job.attempts = job.stalls = job.losses = 0
+        job.letter = job.chain = None
         job.run_ms = now_ms
         self._retake(job, now_ms)
         self._enqueue(job, now_ms)
@@ -728,15 +874,14 @@ class Engine(Keys, Capacity):
         return job is not None and self.remove(job.id)
 
     def configure(
-        self, queue: str, *, dead: dict[str, int | None] | None = None, stalls: dict[str, int] | None = None
+        self, queue: str, *, dead: dict[str, Any] | None = None, stalls: dict[str, Any] | None = None
     ) -> None:
         q = self._queue(queue)
-        dead = dead or {}
-        entries = dead.get("maxEntries")
-        q.dead_max_entries = q.dead_max_entries if entries is None else entries
-        q.dead_max_age_ms = dead.get("maxAge", q.dead_max_age_ms)
-        q.max_stalls = (stalls or {}).get("maxStalls", q.max_stalls)
-        self._purge(queue, q.dead_max_entries)
+        q.dead |= dead or {}
+        q.stalls |= stalls or {}
+        for job in self._of(queue, "active"):
+            self._watch(job)
+        self._purge(queue, q.dead["maxEntries"])
 
     def list_jobs(
         self,
@@ -780,8 +925,7 @@ class Engine(Keys, Capacity):
             if job.delivery.renewals:
                 job.delivery.session = 0
             else:
-                self._leave_active(job)
-                self._return(job)
+                self._cut_off(job, now_ms)
                 n += 1
         return n
 
@@ -797,7 +941,7 @@ class Engine(Keys, Capacity):
             self._promote(queue, now_ms)
         due = []
         for job in self.jobs.values():
-            end = None if job.delivery is None else job.delivery.deadline_ns
+            end = self._deadline_ns(job)
             if end is not None and end <= now_ns:
                 due.append((end, job.seq, job))
         for _, _, job in sorted(due):
@@ -806,6 +950,8 @@ class Engine(Keys, Capacity):
             if delivery.timeout_ns is not None and delivery.timeout_ns <= now_ns:
                 self._finalise(delivery.token)
                 self._fail(job, now_ms, "Job timeout exceeded", False, False)
+            elif delivery.expires_ns is None or delivery.expires_ns > now_ns:
+                self._lose(job, now_ms, "Job stalled", *self._stall_words(job), later=True)
             else:
                 self._lose(
                     job,
@@ -814,9 +960,32 @@ class Engine(Keys, Capacity):
                     f"Lock expired at max attempts ({job.attempts + 1})",
                     f"Lock expired after {delivery.renewals} renewals",
                 )
+        for name in sorted(self.queues, key=lambda name: self.queues[name].look_ns or 0):
+            self._look(name, now_ms, now_ns)
         for job in list(self.jobs.values()):
-            if job.expires_ms is not None and job.expires_ms <= now_ms:
+            queued = job.state in ("ready", "delayed")
+            if queued and job.ttl_ms is not None and job.created_ms + job.ttl_ms < now_ms:
+                self._drop(job.id)
+        over = [
+            (job.letter.due_ms, job.seq, job)
+            for job in self.jobs.values()
+            if job.letter is not None and job.letter.due_ms is not None and job.letter.due_ms <= now_ms
+        ]
+        for _, _, job in sorted(over):
+            letter = job.letter
+            assert letter is not None
+            if letter.expires_ms is not None and letter.expires_ms <= now_ms:
                 del self.jobs[job.id]
+                continue
+            interval_ms = self._queue(job.queue).dead["autoRetryInterval"]
+            if not self._may_restart(job, now_ms):
+                job.letter = replace(letter, next_retry_ms=now_ms + max(1, interval_ms))
+                continue
+            self._start_over(job, now_ms, "failed")
+            wait_ms = interval_ms * 2**letter.retries
+            job.chain = replace(
+                letter, retries=letter.retries + 1, last_retry_ms=now_ms, next_retry_ms=now_ms + wait_ms
+            )
         self.kept = {place: what for place, what in self.kept.items() if what[0] > now_ms}
 
     # --- a store -------------------------------------------------------------------------
@@ -849,9 +1018,8 @@ class Engine(Keys, Capacity):
         self.queues = {
             name: Queue(
                 paused=q.paused,
-                max_stalls=q.max_stalls,
-                dead_max_entries=q.dead_max_entries,
-                dead_max_age_ms=q.dead_max_age_ms,
+                dead=q.dead,
+                stalls=q.stalls,
                 journal=q.journal,
                 completions=q.completions,
                 failures=q.failures,
@@ -887,6 +1055,8 @@ class Engine(Keys, Capacity):
             if delivery.expires_ns is not None:
                 left = then_ms + (delivery.expires_ns - then_ns) // 1_000_000 - now_ms
                 delivery.expires_ns = now_ns + max(1, min(left, delivery.lease_ms)) * 1_000_000
+            self._begin_silence(job, now_ns)
+            self._watch(job)
             if delivery.timeout_ns is not None:
                 left = then_ms + (delivery.timeout_ns - then_ns) // 1_000_000 - now_ms
                 delivery.timeout_ns = now_ns + max(1, left) * 1_000_000

@@ -252,6 +252,7 @@ def test_other_changes_stay_and_are_tried_again_until_they_are_written(
     broker: Broker, talk: Talk, store: MemoryStore, clock: ManualClock
 ) -> None:
     talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": i, "backoff": 0} for i in "ab"])
+    talk.good("SetStallConfig", queue="q", config={"enabled": False})  # its time would be one more to wake up
     talk.good("PULLB", queue="q", count=2)
     store.broken = FULL
     talk.send({"cmd": "ACK", "id": "a", "reqId": 1}, {"cmd": "FAIL", "id": "b", "reqId": 2})

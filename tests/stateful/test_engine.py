@@ -70,11 +70,13 @@ options = st.fixed_dictionaries(
         "job_id": st.sampled_from(CUSTOM_IDS),
         "ttl_ms": st.sampled_from([0, 20, 1000]),
         "timeout_ms": st.sampled_from([0, 20, 50, 1000]),
+        "stall_ms": st.sampled_from([0, 20, 700]),
+        "occurrence": st.just(True),
     },
 )
 
 
-RARE = ("ttl_ms", "timeout_ms", "key", "keep_completed", "keep_failed")
+RARE = ("ttl_ms", "timeout_ms", "stall_ms", "occurrence", "key", "keep_completed", "keep_failed")
 
 
 def key_options(key: Key) -> dict[str, object]:
@@ -167,9 +169,13 @@ class EngineMachine(RuleBasedStateMachine):
                 options[flag] = keeps_none(options[key])
         if "key" in options:
             extra |= key_options(options["key"])
+        if "key" in options:
+            options.pop("occurrence", None)
+        elif "occurrence" in options:
+            extra["uniqueKey"] = f"cron:{next(self.numbers)}"
         plain = {k: v for k, v in options.items() if k not in RARE}
         rare = (("keep_completed", "removeOnComplete"), ("keep_failed", "removeOnFail"))
-        for key, name in (*rare, ("ttl_ms", "ttl"), ("timeout_ms", "timeout")):
+        for key, name in (*rare, ("ttl_ms", "ttl"), ("timeout_ms", "timeout"), ("stall_ms", "stallTimeout")):
             if key in options:
                 extra[name] = options[key]
         got = answer(
@@ -348,7 +354,7 @@ class EngineMachine(RuleBasedStateMachine):
         message=st.sampled_from([None, "", "half"]),
     )
     def progress(self, data: st.DataObject, progress: float, message: str | None) -> None:
-        self.same("set_progress", self.some_delivery(data)[0], progress, self.ms, message=message)
+        self.same("set_progress", self.some_delivery(data)[0], progress, self.ms, self.ns, message=message)
 
     @rule(data=st.data(), lines=st.sampled_from([1, 1, 2, 60]))
     def add_log(self, data: st.DataObject, lines: int) -> None:
@@ -394,9 +400,20 @@ class EngineMachine(RuleBasedStateMachine):
             optional={
                 "maxEntries": st.sampled_from([1, 2, 10_000]),
                 "maxAge": st.sampled_from([None, 0, 20, 604_800_000]),
+                "autoRetry": st.booleans(),
+                "autoRetryInterval": st.sampled_from([0, 1, 30, 1000]),
+                "maxAutoRetries": st.integers(0, 2),
             },
         ),
-        stalls=st.fixed_dictionaries({}, optional={"maxStalls": st.integers(0, 2)}),
+        stalls=st.fixed_dictionaries(
+            {},
+            optional={
+                "enabled": st.booleans(),
+                "maxStalls": st.integers(0, 2),
+                "stallInterval": st.sampled_from([0, 30, 1500]),
+                "gracePeriod": st.sampled_from([0, 10, 100]),
+            },
+        ),
     )
     def configure(self, queue: str, dead: dict[str, Any], stalls: dict[str, Any]) -> None:
         self.same("configure", queue, dead=dead, stalls=stalls)
@@ -445,6 +462,15 @@ class EngineMachine(RuleBasedStateMachine):
             for name in "kl":
                 assert engine.key_owner(queue, name, self.ms) == twin.key_owner(queue, name, self.ms)
             assert [entry[0] for entry in engine.dead_letters(queue)] == twin.failed(queue)
+            for job_id, _, letter in engine.dead_letters(queue):
+                expected = twin.jobs[job_id].letter
+                assert expected is not None
+                assert (letter["retryCount"], letter["lastRetryAt"]) == (
+                    expected.retries,
+                    expected.last_retry_ms,
+                )
+                assert letter["nextRetryAt"] == expected.next_retry_ms
+                assert letter["expiresAt"] == expected.expires_ms
             if engine.queue(queue) is not None:
                 assert engine.queue(queue).n_events == twin.queues[queue].journal.n
             for kind in ("completed", "failed"):
@@ -493,6 +519,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.same("remove_key", queue, name, self.ms)
             self.same("obliterate", queue)
         assert len(self.engine) == 0
+        self.clock.advance(10_000_000)
+        self.engine.advance(self.ms, self.ns)
         assert self.engine.next_due(self.ms, self.ns) is None
         self.engine._check()
 

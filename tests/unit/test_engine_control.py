@@ -248,8 +248,8 @@ def test_completed_jobs_start_over_as_if_new(engine: Engine) -> None:
 
 def dead(engine: Engine, job_id: str, now_ms: int = NOW) -> None:
     engine.push("q", None, now_ms, job_id=job_id)
-    engine.pull("q", now_ms, 0)
-    engine.fail(job_id, now_ms, error="no", unrecoverable=True)
+    _, token, _ = engine.pull("q", now_ms, 0, lease_ms=30_000)
+    engine.fail(job_id, now_ms, token=token, error="no", unrecoverable=True)
 
 
 def test_dead_letters_end_with_their_time(engine: Engine) -> None:

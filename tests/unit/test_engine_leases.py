@@ -133,7 +133,8 @@ def test_a_timeout_ends_the_delivery_for_good() -> None:
 @pytest.mark.parametrize("ms", [9_300_000_000_000, 4_320_000_000_000_000])
 def test_a_bound_of_many_centuries_is_not_over_at_once(ms: int) -> None:
     engine = Engine(SEED)
-    bounded = engine.push("q", None, NOW, extra={"timeout": ms})
+    engine.configure("q", stalls={"stallInterval": ms})
+    bounded = engine.push("q", None, NOW, extra={"timeout": ms, "stallTimeout": ms})
     leased = engine.push("q", None, NOW)
     engine.pull("q", NOW, 0)
     _, token, _ = engine.pull("q", NOW, 0, lease_ms=ms)
@@ -159,11 +160,11 @@ def test_lost_leases_are_charged_up_to_each_bound() -> None:
     said = [(kind, job_id, data) for kind, _, job_id, _, data in engine.take_events()]
     assert [entry for entry in said if entry[1] == tried] == [
         ("stalled", tried, None),
-        ("stalled", tried, 2),
+        ("stalled", tried, (2, "move_to_dlq")),
         ("failed", tried, ("Lock expired at max attempts (2)",)),
     ]
     assert said[-2:] == [
-        ("stalled", stalled, 3),
+        ("stalled", stalled, (3, "move_to_dlq")),
         ("failed", stalled, ("Lock expired after 0 renewals",)),
     ]
 

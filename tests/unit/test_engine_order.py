@@ -117,7 +117,7 @@ def test_a_ready_job_stays_ready_when_the_wall_clock_is_set_back(back_ms: int) -
     engine = Engine(SEED)
     ids = engine.push_many("q", [b"\xc0"] * 3, NOW)
     engine.pull("q", NOW, 0, lease_ms=30_000)
-    engine.pull("q", NOW, 0, session=4)
+    engine.pull("q", NOW, 0, lease_ms=60_000, session=4)
     then = NOW - back_ms
     assert not engine.advance(then, 29_999_000_000)
     assert engine.state(ids[0]) == "active"

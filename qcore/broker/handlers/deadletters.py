@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply, at_most
 from qcore.engine.queue import DLQ_DEFAULTS
 from qcore.errors import CommandError
 from qcore.limits import (
     MAX_PULL_REPLY_BYTES,
 )
-
-if TYPE_CHECKING:
-    from qcore.broker.core import Broker
-from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply, at_most
 
 DEAD_REASONS = (
     "explicit_fail",
@@ -28,27 +26,21 @@ DEAD_REASONS = (
 
 def _retry_dlq(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
+    queue, now = fields["queue"], broker.wall_ms
     if "filter" in fields and "jobId" not in fields:
-        chosen = _chosen(broker, fields["queue"], fields["filter"], fields.get("count"))
-        n = sum(broker.engine.retry_dead(fields["queue"], broker.wall_ms, job_id=id_) for id_ in chosen)
-        return {"count": n}
-    n = broker.engine.retry_dead(
-        fields["queue"], broker.wall_ms, job_id=fields.get("jobId"), count=at_most(fields.get("count"))
-    )
+        offset, limit = _page(fields["filter"], fields.get("count"))
+        chosen = broker.engine.choose_dead(
+            queue, now, wanted=dict(fields["filter"]), offset=offset, limit=limit
+        )
+        return {"count": sum(broker.engine.retry_dead(queue, now, job_id=job_id) for job_id in chosen)}
+    n = broker.engine.retry_dead(queue, now, job_id=fields.get("jobId"), count=at_most(fields.get("count")))
     return {"count": n}
 
 
-def _chosen(broker: Broker, queue: str, wanted: Mapping[str, Any], count: int | None) -> list[str]:
-    """Ids of the dead letters that a filter chooses, oldest first."""
-    now = broker.wall_ms
-    chosen = [
-        job_id
-        for job_id, entered_ms, letter in broker.engine.dead_letters(queue)
-        if _selected(letter, entered_ms, wanted, now)
-    ]
-    offset = max(0, int(wanted.get("offset", 0)))
-    bounds = [int(bound) for bound in (count, wanted.get("limit")) if bound is not None]
-    return chosen[offset : offset + max(0, min(bounds))] if bounds else chosen[offset:]
+def _page(wanted: Mapping[str, Any], count: int | None) -> tuple[int, int]:
+    """How many of the selected to pass over, and how many to take at most; -1 = all."""
+    bounds = [max(0, int(bound)) for bound in (count, wanted.get("limit")) if bound is not None]
+    return min(max(0, int(wanted.get("offset", 0))), sys.maxsize), at_most(min(bounds, default=None))
 
 
 def _purge_dlq(answer: Answer, fields: Fields) -> Reply:
@@ -62,22 +54,15 @@ def _remove_dlq_job(answer: Answer, fields: Fields) -> Reply:
 def _get_dlq_stats(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     queue = fields["queue"]
-    letters = broker.engine.dead_letters(queue)
-    reasons = dict.fromkeys(DEAD_REASONS, 0)
-    for _, _, letter in letters:
-        reasons[letter["reason"]] = reasons.get(letter["reason"], 0) + 1
-    entered = [entered_ms for _, entered_ms, _ in letters]
+    found = broker.engine.dead_letter_stats(queue, broker.wall_ms)
     stats: Reply = {
-        "total": len(letters),
-        "byReason": reasons,
-        "byQueue": {queue: len(letters)} if letters else {},
-        "pendingRetry": sum(letter["nextRetryAt"] is not None for _, _, letter in letters),
-        "expired": sum(
-            letter["expiresAt"] is not None and letter["expiresAt"] <= broker.wall_ms
-            for _, _, letter in letters
-        ),
-        "oldestEntry": min(entered, default=None),
-        "newestEntry": max(entered, default=None),
+        "total": found["total"],
+        "byReason": dict.fromkeys(DEAD_REASONS, 0) | found["reasons"],
+        "byQueue": {queue: found["total"]} if found["total"] else {},
+        "pendingRetry": found["pending"],
+        "expired": found["expired"],
+        "oldestEntry": found["oldest"],
+        "newestEntry": found["newest"],
     }
     return {"data": {"stats": stats}}
 
@@ -94,22 +79,15 @@ def _get_dlq_config(answer: Answer, fields: Fields) -> Reply:
 
 def _dlq(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
-    wanted = fields.get("filter") or {}
-    count = fields.get("count", wanted.get("limit"))
-    offset = int(wanted.get("offset", 0))
-    now = session.broker.wall_ms
+    wanted = dict(fields.get("filter") or {})
+    offset, limit = _page(wanted, fields.get("count"))
     jobs: list[object] = []
     entries: list[Reply] = []
     size = 0
-    for job, entered_ms, extra in session.broker.dead_letters(session, fields["queue"]):
-        if count is not None and len(jobs) >= count:
-            break
+    for job, entered_ms, extra in session.broker.dead_letters(
+        session, fields["queue"], wanted, offset, limit
+    ):
         letter = extra["dlq"]
-        if not _selected(letter, entered_ms, wanted, now):
-            continue
-        if offset:
-            offset -= 1
-            continue
         size += 2 * len(job)
         if size > MAX_PULL_REPLY_BYTES:
             raise CommandError(
@@ -119,7 +97,7 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
         entries.append(
             {
                 "job": job,
-                "enteredAt": entered_ms,
+                "enteredAt": letter.get("enteredAt", entered_ms),
                 "reason": letter["reason"],
                 "error": letter["error"],
                 "attempts": extra.get("attemptRecords", []),
@@ -130,19 +108,6 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
             }
         )
     return {"jobs": jobs, "entries": entries}
-
-
-def _selected(letter: Mapping[str, Any], entered_ms: int, wanted: Mapping[str, Any], now: int) -> bool:
-    if "reason" in wanted and letter["reason"] != wanted["reason"]:
-        return False
-    if "olderThan" in wanted and entered_ms >= wanted["olderThan"]:
-        return False
-    if "newerThan" in wanted and entered_ms <= wanted["newerThan"]:
-        return False
-    if "retriable" in wanted and bool(wanted["retriable"]) != (letter["nextRetryAt"] is not None):
-        return False
-    expired = letter["expiresAt"] is not None and letter["expiresAt"] <= now
-    return "expired" not in wanted or bool(wanted["expired"]) == expired
 
 
 HANDLERS: Mapping[str, Handler] = {

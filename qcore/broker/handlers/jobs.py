@@ -73,7 +73,11 @@ def _update(answer: Answer, fields: Fields) -> Reply:
 def _progress(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     broker.engine.set_progress(
-        fields["id"], fields["progress"], broker.wall_ms, message=fields.get("message")
+        fields["id"],
+        fields["progress"],
+        broker.wall_ms,
+        broker.monotonic_ns,
+        message=fields.get("message"),
     )
     return {}
 

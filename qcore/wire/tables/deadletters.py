@@ -36,7 +36,7 @@ COMMANDS: Final = (
         (QUEUE, Field("config", "dead_config", required=True, help="what is to change")),
         (),
         (),
-        "Change what holds for dead letters: maxAge and maxEntries; the other settings are only kept.",
+        "Change what holds for dead letters: how long and how many are kept, and whether they are retried.",
         "committed",
     ),
     Command("GetDlqConfig", (QUEUE,), ("config",), (), "Read what holds for dead letters."),

@@ -78,7 +78,7 @@ COMMANDS: Final = (
         (QUEUE, Field("config", "stall_config", help="what is to change")),
         (),
         (),
-        "Change what holds for stalled jobs: maxStalls; the other settings are only kept.",
+        "Change what holds for stalled jobs: how long their holders may be silent, and how often.",
         "committed",
     ),
     Command("GetStallConfig", (QUEUE,), ("config",), (), "Read what holds for stalled jobs."),

@@ -1,0 +1,386 @@
+"""What time does to deliveries: silence, orphans, lost connections, timeouts, the end of a ttl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
+from qcore.errors import LeaseError, StateError
+
+SEED = bytes(16)
+NOW = 1_700_000_000_000
+MS = 1_000_000
+MINUTE = 60_000
+EXACT = {"backoffConfig": {"type": "exponential", "delay": 1000, "jitter": 0}}
+
+
+def at(engine: Engine, ms: int) -> None:
+    """Handle what is due ``ms`` after the start of both clocks."""
+    while engine.advance(NOW + ms, ms * MS):
+        pass
+    engine._check()
+
+
+def pull(engine: Engine, ms: int = 0, **how: Any) -> Any:
+    return engine.pull("q", NOW + ms, ms * MS, **how)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(SEED)
+
+
+def told(engine: Engine) -> list[tuple[str, object]]:
+    return [(kind, data[:2] if kind == "failed" else data) for kind, _, _, _, data in engine.take_events()]
+
+
+# --- silence -------------------------------------------------------------------------------
+
+
+def test_a_silent_delivery_without_a_lease_is_retried_after_the_backoff(engine: Engine) -> None:
+    engine.listen("q", EVENT_BITS["stalled"] | EVENT_BITS["failed"] | EVENT_BITS["retried"])
+    job_id = engine.push("q", None, NOW, extra=dict(EXACT))
+    pull(engine)
+    at(engine, 29_999)
+    assert engine.state(job_id) == "active"
+    at(engine, 30_000)
+    assert (engine.state(job_id), engine.attempts(job_id)) == ("delayed", 1)
+    assert engine.run_at_ms(job_id) == NOW + 31_000
+    assert told(engine) == [("stalled", (1, "retry"))]
+
+
+def test_the_bounds_of_a_stalled_job(engine: Engine) -> None:
+    engine.listen("q", EVENT_BITS["stalled"] | EVENT_BITS["failed"])
+    tried = engine.push("q", None, NOW, attempts=1)
+    pull(engine)
+    at(engine, 30_000)
+    assert told(engine) == [
+        ("stalled", (1, "move_to_dlq")),
+        ("failed", ("Job stalled at max attempts (1)", True)),
+    ]
+    stalled = engine.push("q", None, NOW, attempts=9, backoff_ms=0)
+    for n in range(1, 4):
+        assert pull(engine, n * MINUTE)[0] == stalled
+        at(engine, n * MINUTE + 30_000)
+    assert [letter["reason"] for _, _, letter in engine.dead_letters("q")] == [
+        "max_attempts_exceeded",
+        "stalled",
+    ]
+    assert told(engine)[-1] == ("failed", ("Job stalled 3 times", True))
+    assert engine.state(tried) == engine.state(stalled) == "failed"
+
+
+def test_defect_30_a_limit_of_no_stalls_is_no_limit_on_every_path(engine: Engine) -> None:
+    engine.configure("q", stalls={"maxStalls": 0, "stallInterval": 100, "gracePeriod": 0})
+    job_id = engine.push("q", None, NOW, attempts=1000, backoff_ms=0)
+    for n in range(1, 41):
+        assert pull(engine, n * 1000)[0] == job_id  # silent
+        at(engine, n * 1000 + 100)
+        assert pull(engine, n * 1000 + 200, lease_ms=50)[0] == job_id  # its lease ends
+        at(engine, n * 1000 + 250)
+        assert pull(engine, n * 1000 + 300, session=1)[0] == job_id  # its connection ends
+        engine.close_session(1, NOW + n * 1000 + 300)
+    assert (engine.state(job_id), engine.attempts(job_id)) == ("waiting", 80)
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "progress"])
+def test_invariant_15_signs_of_life_each_half_interval_keep_a_job(engine: Engine, sign: str) -> None:
+    engine.configure("q", stalls={"stallInterval": 200, "gracePeriod": 0})
+    job_id = engine.push("q", None, NOW)
+    quiet = engine.push("q", None, NOW, backoff_ms=60_000)
+    pull(engine)
+    pull(engine)
+    for ms in range(100, 5000, 100):
+        at(engine, ms)
+        if sign == "heartbeat":
+            assert engine.renew(job_id, NOW + ms, ms * MS)
+        else:
+            engine.set_progress(job_id, 1, NOW + ms, ms * MS)
+    assert engine.state(job_id) == "active"
+    assert (engine.state(quiet), engine.attempts(quiet)) == ("delayed", 1)
+    for ms in range(5000, 6500, 100):
+        at(engine, ms)
+    assert engine.state(job_id) != "active"
+
+
+def test_a_lease_is_the_contract_unless_an_interval_was_set(engine: Engine) -> None:
+    plain = engine.push("q", None, NOW)
+    bounded = engine.push("q", None, NOW, extra={"stallTimeout": 8_000})
+    pull(engine, lease_ms=10 * MINUTE)
+    pull(engine, lease_ms=10 * MINUTE)
+    at(engine, 7_999)
+    assert engine.state(bounded) == "active"
+    at(engine, 8_000)
+    assert engine.state(bounded) == "delayed"
+    at(engine, 5 * MINUTE)
+    assert engine.state(plain) == "active"
+    engine.configure("q", stalls={"stallInterval": 30_000})
+    at(engine, 5 * MINUTE)
+    assert engine.state(plain) == "delayed"
+
+
+def test_the_grace_of_a_start_is_longer_than_a_short_interval(engine: Engine) -> None:
+    engine.configure("q", stalls={"stallInterval": 100, "gracePeriod": 1000})
+    job_id = engine.push("q", None, NOW)
+    own = engine.push("q", None, NOW, extra={"stallTimeout": 300})
+    pull(engine)
+    pull(engine)
+    at(engine, 999)
+    assert engine.state(job_id) == engine.state(own) == "active"
+    at(engine, 1000)
+    assert engine.state(job_id) == engine.state(own) == "delayed"
+
+
+def test_defect_28_what_counts_is_the_last_sign_at_the_moment_of_the_look(engine: Engine) -> None:
+    job_id = engine.push("q", None, NOW)
+    pull(engine)
+    assert engine.renew(job_id, NOW + 29_999, 29_999 * MS)
+    at(engine, 30_000)
+    assert engine.state(job_id) == "active"
+    # One that ended and was delivered again is another delivery.
+    engine.ack(job_id, NOW + 30_001)
+    again = engine.push("q", None, NOW)
+    pull(engine, 40_000)
+    at(engine, 60_000)
+    assert engine.state(again) == "active"
+    at(engine, 70_000)
+    assert engine.state(again) == "delayed"
+
+
+def test_plain_deliveries_set_one_time_a_queue(engine: Engine) -> None:
+    """Nothing is kept by job: the next look stays where the first delivery put it."""
+    engine.push_many("q", [b"\xc0"] * 100, NOW)
+    pull(engine)
+    due = engine.next_due(NOW, 0)
+    assert due == 30_000 * MS
+    for n in range(1, 100):
+        pull(engine, n)
+    assert engine.next_due(NOW + 99, 99 * MS) == due - 99 * MS
+    at(engine, 30_000)
+    assert engine.counts("q", NOW + 30_000)["active"] == 99
+    # The next one may be stalled in a millisecond, but a queue is not looked at more than once a second.
+    waits = engine.next_due(NOW + 30_000, 30_000 * MS)
+    assert waits is not None
+    assert waits >= min(
+        1_000 * MS, (engine.run_at_ms(engine.list_jobs("q", NOW, states=("delayed",))[0]) - NOW - 30_000) * MS
+    )
+    at(engine, 31_000)
+    assert engine.counts("q", NOW + 31_000)["active"] == 0
+
+
+def test_what_was_done_by_the_holder_of_a_stalled_job_still_counts(engine: Engine) -> None:
+    engine.configure("q", stalls={"stallInterval": 100, "gracePeriod": 0})
+    leased = engine.push("q", None, NOW)
+    _, token, _ = pull(engine, lease_ms=MINUTE)
+    plain = engine.push("q", None, NOW)
+    pull(engine)
+    at(engine, 100)
+    assert engine.state(leased) == engine.state(plain) == "delayed"
+    assert engine.fail(leased, NOW + 101, token=token) is False  # the stall has charged it
+    assert engine.fail(plain, NOW + 101) is False
+    with pytest.raises(StateError):
+        engine.ack(leased, NOW + 102)
+    assert engine.ack(leased, NOW + 102, token=token, result=b"\x01")
+    assert engine.ack(plain, NOW + 102, result=b"\x02")
+    assert (engine.result(leased), engine.result(plain)) == (b"\x01", b"\x02")
+    assert (engine.attempts(leased), engine.attempts(plain)) == (1, 1)
+    engine._check()
+
+
+def test_invariant_10_after_the_next_delivery_the_silent_holder_is_late(engine: Engine) -> None:
+    engine.configure("q", stalls={"stallInterval": 100, "gracePeriod": 0})
+    job_id = engine.push("q", None, NOW, backoff_ms=0)
+    _, old, _ = pull(engine, lease_ms=MINUTE)
+    at(engine, 100)
+    _, new, _ = pull(engine, 100, lease_ms=MINUTE)
+    for command in (engine.ack, engine.fail, engine.discard):
+        with pytest.raises(LeaseError):
+            command(job_id, NOW + 101, token=old)
+    assert engine.ack(job_id, NOW + 102, token=new)
+
+
+# --- orphans -------------------------------------------------------------------------------
+
+
+def test_defect_27_an_orphan_is_given_up_after_half_an_hour_where_stalls_are_not_looked_for(
+    engine: Engine,
+) -> None:
+    engine.configure("q", stalls={"enabled": False})
+    orphan = engine.push("q", None, NOW)
+    held = engine.push("q", None, NOW)
+    alive = engine.push("q", None, NOW)
+    bounded = engine.push("q", None, NOW, extra={"stallTimeout": 100})
+    pull(engine)
+    pull(engine, session=3)
+    pull(engine)
+    pull(engine, session=3)
+    at(engine, 30 * MINUTE - 1)
+    assert engine.state(orphan) == "active"
+    engine.renew(alive, NOW, (30 * MINUTE - 1) * MS)
+    at(engine, 30 * MINUTE)
+    assert engine.state(orphan) == "delayed"
+    at(engine, 45 * MINUTE)
+    assert {engine.state(job_id) for job_id in (held, alive, bounded)} == {"active"}
+    engine.configure("q", stalls={"enabled": True})
+    at(engine, 45 * MINUTE)
+    assert {engine.state(job_id) for job_id in (held, alive, bounded)} == {"delayed"}
+
+
+# --- connections ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 50])
+def test_a_job_whose_connection_always_ends_is_started_as_often_as_it_may_stall(
+    engine: Engine, attempts: int
+) -> None:
+    engine.listen("q", EVENT_BITS["stalled"] | EVENT_BITS["failed"])
+    job_id = engine.push("q", None, NOW, attempts=attempts)
+    starts = 0
+    while pull(engine, session=1, lease_ms=MINUTE):
+        starts += 1
+        engine.close_session(1, NOW)
+        engine._check()
+        if starts < 3:
+            assert (engine.state(job_id), engine.attempts(job_id)) == ("waiting", 0)
+    assert starts == 3
+    ((dead, _, letter),) = engine.dead_letters("q")
+    assert dead == job_id
+    assert letter["reason"] == ("max_attempts_exceeded" if attempts == 1 else "stalled")
+    assert told(engine) == [("stalled", (1, "move_to_dlq")), ("failed", (letter["error"],))]
+    assert engine.retry_dead("q", NOW) == 1
+    assert pull(engine, session=1)
+    engine.close_session(1, NOW)
+    assert engine.state(job_id) == "waiting"  # the count began anew
+
+
+def test_invariant_14_only_never_renewed_deliveries_go_with_their_connection(engine: Engine) -> None:
+    ids = engine.push_many("q", [b"\xc0"] * 3, NOW)
+    _, renewed, _ = pull(engine, session=1, lease_ms=MINUTE)
+    pull(engine, session=1, lease_ms=MINUTE)
+    pull(engine, session=2, lease_ms=MINUTE)
+    assert engine.renew(ids[0], NOW, 0, token=renewed)
+    assert engine.close_session(1, NOW) == 1
+    assert [engine.state(job_id) for job_id in ids] == ["active", "waiting", "active"]
+    assert [engine.attempts(job_id) for job_id in ids] == [0, 0, 0]
+    at(engine, MINUTE)
+    assert engine.attempts(ids[0]) == 1
+
+
+def test_defect_26_a_silent_old_connection_releases_no_later_delivery(engine: Engine) -> None:
+    job_id = engine.push("q", None, NOW)
+    pull(engine, session=1, lease_ms=50)
+    at(engine, 50)
+    pull(engine, 50, session=2, lease_ms=MINUTE)
+    assert engine.close_session(1, NOW + 60) == 0
+    assert engine.state(job_id) == "active"
+
+
+# --- occurrences of schedules ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["lease", "silence", "connection", "own bound"])
+def test_an_occurrence_whose_holder_is_gone_is_dropped(engine: Engine, way: str) -> None:
+    engine.listen("q", EVENT_BITS["stalled"] | EVENT_BITS["failed"] | EVENT_BITS["retried"])
+    extra: dict[str, Any] = {"uniqueKey": "cron:nightly"}
+    if way == "own bound":
+        extra["stallTimeout"] = 8_000
+    job_id = engine.push("q", None, NOW, extra=extra)
+    _, token, _ = pull(engine, session=1, lease_ms=0 if way == "silence" else 30_000)
+    if way == "connection":
+        engine.close_session(1, NOW)
+    else:
+        at(engine, 30_000)
+    engine._check()
+    assert engine.state(job_id) == "unknown"
+    assert told(engine) == ([] if way == "connection" else [("stalled", None)])
+    if token:
+        assert engine.ack(job_id, NOW, token=token) is False
+    assert not engine.dead_letters("q")
+
+
+# --- timeouts --------------------------------------------------------------------------------
+
+
+def test_a_timeout_is_exact_and_takes_an_attempt(engine: Engine) -> None:
+    engine.listen("q", EVENT_BITS["failed"] | EVENT_BITS["retried"])
+    job_id = engine.push("q", None, NOW, attempts=2, extra={"timeout": 500, **EXACT})
+    _, token, _ = pull(engine, lease_ms=MINUTE)
+    assert engine.next_due(NOW, 0) == 500 * MS
+    at(engine, 499)
+    assert engine.state(job_id) == "active"
+    at(engine, 500)
+    assert (engine.state(job_id), engine.attempts(job_id)) == ("delayed", 1)
+    # The answer of that holder changes nothing, neither now nor while somebody else has the job.
+    assert engine.ack(job_id, NOW, token=token) is engine.fail(job_id, NOW, token=token) is False
+    at(engine, 1500)
+    _, second, _ = pull(engine, 1500, lease_ms=MINUTE)
+    assert engine.ack(job_id, NOW, token=token) is False
+    at(engine, 2000)
+    assert engine.ack(job_id, NOW, token=second) is False
+    ((_, _, letter),) = engine.dead_letters("q")
+    assert (letter["reason"], letter["error"]) == ("timeout", "Job timeout exceeded")
+    assert told(engine) == [
+        ("failed", ("Job timeout exceeded", False)),
+        ("retried", None),
+        ("failed", ("Job timeout exceeded", True)),
+    ]
+
+
+# --- ttl -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_job_past_its_ttl_is_dropped_by_time(engine: Engine, paused: bool) -> None:
+    engine.pause("q", paused)
+    ready = engine.push("q", None, NOW, extra={"ttl": 100})
+    delayed = engine.push("q", None, NOW, delay_ms=5000, extra={"ttl": 200})
+    kept = engine.push("q", None, NOW)
+    at(engine, 100)
+    assert engine.state(ready) == "waiting"  # now > createdAt + ttl
+    at(engine, 101)
+    assert (engine.state(ready), engine.state(delayed)) == ("unknown", "delayed")
+    at(engine, 201)
+    assert [engine.state(job_id) for job_id in (ready, delayed, kept)] == ["unknown", "unknown", "waiting"]
+    counts = engine.counts("q", NOW + 201)
+    assert counts["waiting"] + counts["paused"] == 1
+    assert engine.next_due(NOW + 201, 201 * MS) is None
+
+
+def test_a_job_with_a_ttl_is_not_dropped_while_it_runs(engine: Engine) -> None:
+    job_id = engine.push("q", None, NOW, extra={"ttl": 100})
+    _, token, _ = pull(engine, lease_ms=MINUTE)
+    at(engine, 101)
+    assert engine.state(job_id) == "active"
+    assert engine.ack(job_id, NOW + 200, token=token)
+    again = engine.push("q", None, NOW + 1000, extra={"ttl": 100}, backoff_ms=0)
+    _, token, _ = pull(engine, 1000, lease_ms=MINUTE)
+    engine.fail(again, NOW + 1001, token=token)  # queued again, and dropped with its time
+    at(engine, 1101)
+    assert engine.state(again) == "unknown"
+
+
+# --- clocks (C011) ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back_ms", [120_000, 14 * 365 * 86_400_000])
+def test_a_step_of_the_wall_clock_changes_no_interval(engine: Engine, back_ms: int) -> None:
+    engine.configure("q", stalls={"stallInterval": 20_000, "gracePeriod": 0})
+    silent = engine.push("q", None, NOW)
+    timed = engine.push("q", None, NOW, extra={"timeout": 10_000, "stallTimeout": 60_000})
+    waits = engine.push("q", None, NOW, delay_ms=5_000)
+    engine.configure("q", stalls={"enabled": True})
+    _, lease, _ = pull(engine, lease_ms=30_000)
+    pull(engine)
+    then = NOW - back_ms
+    for ms in range(0, 60_001, 1000):
+        while engine.advance(then + ms, ms * MS):
+            pass
+        assert (engine.state(timed) == "active") == (ms < 10_000)
+        assert (engine.state(silent) == "active") == (ms < 20_000)
+    assert lease is not None
+    engine._check()
+    assert engine.state(waits) == "delayed"  # a stored time is the wall clock's
+    assert engine.push("q", None, then) > waits
