@@ -520,9 +520,9 @@ class Engine(Keys, Capacity):
         self._release(job)
         job.state = "failed"
         if job.chain is not None:
-            job.letter, job.chain = job.chain, None
-            if not q.dead["autoRetry"] or job.letter.retries >= q.dead["maxAutoRetries"]:
-                job.letter.next_retry_ms = None
+            over = not q.dead["autoRetry"] or job.chain.retries >= q.dead["maxAutoRetries"]
+            job.letter = replace(job.chain, next_retry_ms=None) if over else job.chain
+            job.chain = None
         else:
             age = q.dead["maxAge"]
             job.letter = Letter(now_ms, None if age is None else now_ms + age)
@@ -877,8 +877,8 @@ class Engine(Keys, Capacity):
         self, queue: str, *, dead: dict[str, Any] | None = None, stalls: dict[str, Any] | None = None
     ) -> None:
         q = self._queue(queue)
-        q.dead |= dead or {}
-        q.stalls |= stalls or {}
+        q.dead = q.dead | (dead or {})
+        q.stalls = q.stalls | (stalls or {})
         for job in self._of(queue, "active"):
             self._watch(job)
         self._purge(queue, q.dead["maxEntries"])

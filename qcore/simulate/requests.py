@@ -358,7 +358,9 @@ def _update(model: Model, key: Key, request: Request) -> Reply:
 
 
 def _progress(model: Model, key: Key, request: Request) -> Reply:
-    model.plain.set_progress(request["id"], request["progress"], model.now_ms, message=request.get("message"))
+    model.plain.set_progress(
+        request["id"], request["progress"], model.now_ms, model.now_ns, message=request.get("message")
+    )
     return {}
 
 
@@ -579,14 +581,18 @@ def _remove_dlq_job(model: Model, key: Key, request: Request) -> Reply:
 
 def _dlq(model: Model, key: Key, request: Request) -> Reply:
     ids = model.plain.failed(request["queue"])
+    letters = [letter for job_id in ids if (letter := model.plain.jobs[job_id].letter)]
     return {
         "jobs": [model.view(job_id) for job_id in ids],
         "entries": [
             Some(
-                enteredAt=model.plain.jobs[job_id].ended[0],
-                expiresAt=model.plain.jobs[job_id].expires_ms,
+                enteredAt=letter.entered_ms,
+                expiresAt=letter.expires_ms,
+                nextRetryAt=letter.next_retry_ms,
+                lastRetryAt=letter.last_retry_ms,
+                retryCount=letter.retries,
             )
-            for job_id in ids
+            for letter in letters
         ],
     }
 
