@@ -376,8 +376,8 @@ def test_a_kept_key_throttles_until_its_time_is_over(how: str, restart: bool) ->
     engine, store = Engine(SEED, tracking=True), MemoryStore()
     gone = keyed(engine, extra=KEEP)
     if how == "complete":
-        engine.pull("q", NOW, 0)
-        engine.ack(gone, NOW, remove=True)
+        _, token, _ = engine.pull("q", NOW, 0, lease_ms=60_000)
+        engine.ack(gone, NOW, token=token, remove=True)
     else:
         end(engine, how, gone, NOW)
     if restart:
