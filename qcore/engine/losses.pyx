@@ -15,15 +15,6 @@ from qcore.engine.transitions cimport Transitions, dead_due
 from qcore import limits
 
 
-cdef inline bint _is_occurrence(Job *job):
-    """Whether a schedule made this job and permits no other beside it: the next one takes its place."""
-    cdef object key
-    if job.extra == NULL:
-        return False
-    key = (<dict>job.extra).get("uniqueKey")
-    return isinstance(key, str) and (<str>key).startswith("cron:")
-
-
 cdef class Losses(Transitions):
     """:class:`~qcore.engine.transitions.Transitions` with losses and dead letters."""
 
@@ -33,12 +24,9 @@ cdef class Losses(Transitions):
         cdef Job *job = self.job_at(slot)
         cdef Run *run = self.run_at(job.run)
         cdef Queue q = self.c_queue_of(job)
-        cdef dict extra
+        cdef dict extra = self.c_extra(job)
         cdef uint64_t hi = run.token_hi, lo = run.token_lo
         cdef str reason = None
-        if _is_occurrence(job):
-            return self.c_drop_occurrence(slot, job, True, now_ms)
-        extra = self.c_extra(job)
         self.c_leave_active(q, slot, job, run)
         job.attempts += 1
         if job.stalls < 0xFFFF:
@@ -73,28 +61,14 @@ cdef class Losses(Transitions):
         """
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
-        cdef dict extra
-        cdef int64_t losses
-        if _is_occurrence(job):
-            return self.c_drop_occurrence(slot, job, False, now_ms)
-        extra = self.c_extra(job)
-        losses = <int64_t>extra.get("losses", 0) + 1
+        cdef dict extra = self.c_extra(job)
+        cdef int64_t losses = <int64_t>extra.get("losses", 0) + 1
         if q.max_stalls and job.stalls + losses >= q.max_stalls:
             return self.c_lost(slot, "Connection lost",
                                f"Connection lost at max attempts ({job.attempts + 1})",
                                f"Connection lost {losses} times", now_ms)
         extra["losses"] = losses
         return self.c_release(slot, now_ms)
-
-    cdef int c_drop_occurrence(self, uint32_t slot, Job *job, bint told, int64_t now_ms) except -1:
-        """Drop an occurrence whose holder is gone; a late answer of that holder is ignored."""
-        cdef Queue q = self.c_queue_of(job)
-        cdef Run *run = self.run_at(job.run)
-        if run.token_hi:
-            self.c_finalise(run.token_hi, run.token_lo, "dropped")
-        if told and self.c_event(q, EV_STALLED):
-            self.c_emit(EV_STALLED, q, job, now_ms, None)
-        return self.c_forget(slot)
 
     cdef int c_stalled(self, uint32_t slot, int64_t now_ms) except -1:
         """The holder of a delivery was silent for too long."""

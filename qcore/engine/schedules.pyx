@@ -14,6 +14,7 @@ from qcore.engine.job cimport (
     ACTIVE, DELAYED, F_DURABLE, F_GROUPED, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
     PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new,
 )
+from qcore.engine.losses cimport AT_ONCE
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
 from qcore.engine.transitions cimport ADDED, REPLACED, Spec
@@ -269,10 +270,16 @@ cdef class Schedules(Flows):
     cdef bint c_is_occurrence(self, Job *job) except -1:
         return job.flags & F_KEYED and job.extra != NULL and "schedule" in <dict>job.extra
 
-    cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms) except -1:
+    cdef int c_lost(self, uint32_t slot, str error, str dead_error, str stalled_error, int64_t now_ms,
+                    int how=AT_ONCE) except -1:
         if self.c_is_occurrence(self.job_at(slot)):
             return self.c_drop_occurrence(slot, True, now_ms)
-        return Flows.c_lost(self, slot, error, dead_error, stalled_error, now_ms)
+        return Flows.c_lost(self, slot, error, dead_error, stalled_error, now_ms, how)
+
+    cdef int c_cut_off(self, uint32_t slot, int64_t now_ms) except -1:
+        if self.c_is_occurrence(self.job_at(slot)):
+            return self.c_drop_occurrence(slot, False, now_ms)
+        return Flows.c_cut_off(self, slot, now_ms)
 
     cdef int c_abandon(self, uint32_t slot, int64_t now_ms) except -1:
         if self.c_is_occurrence(self.job_at(slot)):

@@ -79,7 +79,6 @@ class Job:
     keep_failed: Removal = False
     group: str | None = None
     stall_ms: int | None = None  # silence that it permits
-    occurrence: bool = False  # of a schedule that permits one at a time
     state: str = "delayed"  # delayed, ready, active, completed, failed
     attempts: int = 0
     stalls: int = 0
@@ -296,7 +295,6 @@ class Engine(Keys, Capacity):
         keep_failed: Removal = False,
         group: str | None = None,
         stall_ms: int | None = None,
-        occurrence: bool = False,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
         q = self._queue(queue)
@@ -332,7 +330,6 @@ class Engine(Keys, Capacity):
             keep_failed=keep_failed,
             group=group,
             stall_ms=stall_ms,
-            occurrence=occurrence,
         )
         self.jobs[job.id] = job
         self._take(job, now_ms)
@@ -604,16 +601,8 @@ class Engine(Keys, Capacity):
             f"Job stalled {job.stalls + 1} times",
         )
 
-    def _drop_occurrence(self, job: Job) -> None:
-        assert job.delivery is not None
-        self._finalise(job.delivery.token)
-        self._drop(job.id)
-
     def _cut_off(self, job: Job, now_ms: int) -> None:
         """Its connection ended."""
-        if job.occurrence:
-            self._drop_occurrence(job)
-            return
         losses = job.losses + 1
         most = self._max_stalls(job)
         if most and job.stalls + losses >= most:
@@ -628,10 +617,6 @@ class Engine(Keys, Capacity):
         self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False
     ) -> None:
         """The holder is gone: charge an attempt and a stall, then back to the queue or dead-lettered."""
-        if job.occurrence:
-            self._drop_occurrence(job)
-            self._emit("stalled", job, now_ms)
-            return
         token = self._leave_active(job).token
         job.attempts += 1
         job.stalls += 1

@@ -193,9 +193,11 @@ class ScheduledEngine(Engine):
         self._left = super()._leave_active(job)
         return self._left
 
-    def _lose(self, job: Job, now_ms: int, error: str, dead: str, stalled: str) -> None:
+    def _lose(
+        self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False
+    ) -> None:
         if job.id not in self.owned:
-            super()._lose(job, now_ms, error, dead, stalled)
+            super()._lose(job, now_ms, error, dead, stalled, later=later)
             return
         self._emit("stalled", job, now_ms)
         self._leave_active(job)

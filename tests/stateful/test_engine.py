@@ -71,12 +71,11 @@ options = st.fixed_dictionaries(
         "ttl_ms": st.sampled_from([0, 20, 1000]),
         "timeout_ms": st.sampled_from([0, 20, 50, 1000]),
         "stall_ms": st.sampled_from([0, 20, 700]),
-        "occurrence": st.just(True),
     },
 )
 
 
-RARE = ("ttl_ms", "timeout_ms", "stall_ms", "occurrence", "key", "keep_completed", "keep_failed")
+RARE = ("ttl_ms", "timeout_ms", "stall_ms", "key", "keep_completed", "keep_failed")
 
 
 def key_options(key: Key) -> dict[str, object]:
@@ -169,10 +168,6 @@ class EngineMachine(RuleBasedStateMachine):
                 options[flag] = keeps_none(options[key])
         if "key" in options:
             extra |= key_options(options["key"])
-        if "key" in options:
-            options.pop("occurrence", None)
-        elif "occurrence" in options:
-            extra["uniqueKey"] = f"cron:{next(self.numbers)}"
         plain = {k: v for k, v in options.items() if k not in RARE}
         rare = (("keep_completed", "removeOnComplete"), ("keep_failed", "removeOnFail"))
         for key, name in (*rare, ("ttl_ms", "ttl"), ("timeout_ms", "timeout"), ("stall_ms", "stallTimeout")):

@@ -284,7 +284,7 @@ def test_defect_26_a_silent_old_connection_releases_no_later_delivery(engine: En
 @pytest.mark.parametrize("way", ["lease", "silence", "connection", "own bound"])
 def test_an_occurrence_whose_holder_is_gone_is_dropped(engine: Engine, way: str) -> None:
     engine.listen("q", EVENT_BITS["stalled"] | EVENT_BITS["failed"] | EVENT_BITS["retried"])
-    extra: dict[str, Any] = {"uniqueKey": "cron:nightly"}
+    extra: dict[str, Any] = {"uniqueKey": "cron:nightly", "schedule": "nightly"}
     if way == "own bound":
         extra["stallTimeout"] = 8_000
     job_id = engine.push("q", None, NOW, extra=extra)
