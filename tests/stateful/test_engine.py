@@ -125,6 +125,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def retry_wait_ms(self, job_id: str) -> int:
         """The engine drew the jitter; the twin only judges that the wait is one of those allowed."""
+        if self.engine.state(job_id) == "unknown":
+            return 0  # its ttl was over as well
         wait = int(self.engine.run_at_ms(job_id)) - self.ms
         attempts = self.twin.jobs[job_id].attempts
         backoff_ms, config = BACKOFFS[bytes([(self.twin.jobs[job_id].data or b"")[0] & 15])]

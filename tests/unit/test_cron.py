@@ -229,7 +229,7 @@ def test_both_changes_of_several_zones(
     # The walk sees a local time that was first there before it began.
     assert got == [at for at in expected if at in got or at - after > 3_600_000]
     # An answer depends on the instant alone, not on the answers before it.
-    probe = after + data.draw(st.integers(0, 14 * 60)) * 60_000 + 17
+    probe = after + data.draw(st.integers(0, 14 * 60 - 1)) * 60_000 + 17
     assert Cron(f"{fields[0]} {fields[1]} * * *", zone).next_ms(probe) == next(
         (at for at in got if at > probe), at
     )
