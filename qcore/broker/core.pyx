@@ -23,7 +23,7 @@ from qcore.broker.events cimport c_notes, c_write_event
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
-from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, PARKED, READY, STAGED, Job, Run
+from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, KEPT, PARKED, READY, STAGED, Job, Run
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
@@ -894,9 +894,13 @@ cdef class Broker:
     def job_packed(self, Outlet outlet not None, str job_id not None, bint with_state=True):
         """One job as the packed job object, or None."""
         cdef uint32_t slot = self.engine.c_slot(job_id)
-        if not slot or self.engine.job_at(slot).state == STAGED:
+        if not slot or self.engine.job_at(slot).state >= STAGED:
             return None
         return self.c_packed_job(outlet, slot, VIEW_STATE if with_state else VIEW_DELIVERY)
+
+    def added_packed(self, Outlet outlet not None, str job_id not None):
+        """A job that was added just now, also one that waits for its commit, without its state."""
+        return self.c_packed_job(outlet, self.engine.c_slot(job_id), VIEW_DELIVERY)
 
     def live_job_packed(self, Outlet outlet not None, str custom_id not None):
         """The live job that was added under this id, without its state, or None."""
@@ -951,6 +955,33 @@ cdef class Broker:
         w = Writer()
         c_write_payload(w, run.result, outlet.caps)
         return c_packed(w.take())
+
+    def children_packed(self, Outlet outlet not None, str job_id not None):
+        """The results of what a job depends on and was completed: "queue:id" -> packed result or None."""
+        cdef Engine engine = self.engine
+        cdef uint32_t slot = engine.c_known(job_id), other
+        cdef Job *job
+        cdef Run *run
+        cdef Writer w
+        cdef dict extra, out = {}
+        if not slot or engine.job_at(slot).extra == NULL:
+            return out
+        extra = <dict>engine.job_at(slot).extra
+        for child in [*(extra.get("childrenIds") or ()), *(extra.get("dependsOn") or ())]:
+            other = engine.c_slot(child)
+            if not other:
+                continue
+            job = engine.job_at(other)
+            if job.state != COMPLETED and job.state != KEPT:
+                continue
+            run = engine.run_at(job.run)
+            value = None
+            if run.result != NULL:
+                w = Writer()
+                c_write_payload(w, run.result, outlet.caps)
+                value = c_packed(w.take())
+            out[f"{engine.c_queue_of(job).name}:{child}"] = value
+        return out
 
     def dead_letters(self, Outlet outlet not None, str queue not None, dict wanted not None, Py_ssize_t offset,
                      Py_ssize_t limit):

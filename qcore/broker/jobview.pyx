@@ -163,7 +163,7 @@ cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t 
     _raw(w, K_BACKOFF)
     w.c_int(job.backoff_ms)
     _raw(w, K_CUSTOM)
-    if flags & F_CUSTOM_ID:
+    if flags & F_CUSTOM_ID and (extra is None or "plannedId" not in extra):
         w.c_str(text, n)
     else:
         w.c_nil()

@@ -130,6 +130,7 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
                 engine.restore_schedule(str(name), packed, now_ms)
             except ValueError as error:
                 found.schedules_unreadable.append((str(name), str(error)))
+        lost = rows.restore_evidence(engine, snapshot.side["evidence"])
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
         found.seconds = time.monotonic() - started
         broker.recovery = found
@@ -139,6 +140,8 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         logger.error("%s: schedule %r cannot be read and was left in the file: %s", store.path, name, why)
     for seq, why in found.unreadable[:10]:
         logger.error("%s: row %d cannot be read and was left in the file: %s", store.path, seq, why)
+    for key in lost:
+        logger.error("%s: evidence row %d cannot be read and was left in the file", store.path, key)
     if len(found.unreadable) > 10:
         logger.error("%s: %d rows cannot be read", store.path, len(found.unreadable))
     return found

@@ -15,12 +15,12 @@ from qcore.engine.bucket cimport TokenBucket
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_GROUPED, F_KEYED, F_LOGGED, F_PERSISTED, F_REWRITE, F_STORED, F_TEXT_ID, FAILED,
-    PARKED, READY,
-    STAGED, Blob, Job, Run, blob_bytes, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_GROUPED, F_KEYED, F_LINKED, F_LOGGED, F_NEEDED, F_PERSISTED, F_REWRITE, F_STORED,
+    F_TEXT_ID, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_new,
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
+from qcore.engine.table cimport Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
@@ -425,7 +425,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     memcpy(&head, p, sizeof(RecordHead))
     if head.version != RECORD_VERSION:
         raise BadRow(f"record version {head.version}, expected {RECORD_VERSION}")
-    if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED):
+    if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED, KEPT):
         raise BadRow(f"unknown state {state}")
     if not 0 < queue < len(engine.queue_list):
         raise BadRow(f"unknown queue {queue}")
@@ -435,7 +435,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         raise BadRow(f"unknown first state {head.first_state}")
     if head.priority != head.priority:
         raise BadRow("priority is not a number")
-    terminal = state in (COMPLETED, FAILED)
+    terminal = state in (COMPLETED, FAILED, KEPT)
     if (state == ACTIVE or terminal) != bool(head.parts & HAS_RUN):
         raise BadRow(f"state {state} does not fit the record")
     if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
@@ -470,13 +470,18 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if head.flags & F_GROUPED and (not isinstance((extra or {}).get("groupId"), str)
                                    or not 0 <= head.priority <= limits.MAX_GROUP_PRIORITY):
         raise BadRow("the group cannot be read")
+    if head.flags & F_LINKED:
+        if not _good_ties(extra):
+            raise BadRow("what the job is tied to cannot be read")
+    elif state == PARKED:
+        raise BadRow("a job that waits for others says not for whom")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
         raise BadRow("the name is missing")
     for value in (data, result):
         if value is not None:
             _one_value(value)
     q = <Queue>engine.queue_list[queue]
-    if seq <= q.floor_seq:
+    if seq <= q.floor_seq and state != KEPT:
         # Its queue was obliterated when only the store had this row.
         engine.deleted.append(seq)
         engine.c_drop_log(seq)
@@ -522,6 +527,9 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
             engine.c_restore_key(slot, job, now_ms)
     if seq > engine.seq:
         engine.seq = seq
+    if state == PARKED:
+        engine.c_put_parked(q, slot, job)
+        return None
     if not head.parts & HAS_RUN:
         # A job that was ready stays so, also if the wall clock was set back meanwhile.
         engine.c_enqueue(q, slot, job, job.run_ms if state == READY and job.run_ms > now_ms else now_ms)
@@ -561,13 +569,16 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.c_set_dead_end(slot, job, run)
         engine.c_list_append(&q.failed, job.run, run)
         return None
-    engine.c_list_append(&q.completed, job.run, run)
+    if state == COMPLETED:
+        engine.c_list_append(&q.completed, job.run, run)
     cdef uint64_t hi = job.id_hi, lo = job.id_lo
     if job.flags & F_TEXT_ID:
         hi = lo
         lo = ~lo
     if engine.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
         engine.c_evict(evicted.value)
+    if job.flags & F_NEEDED:
+        engine.done.c_pin(hi, lo)
     return None
 
 
@@ -589,6 +600,71 @@ cdef bint _is_letter(object letter):
     return isinstance(letter.get("retryCount"), int) and isinstance(letter.get("enteredAt", 0), int)
 
 
+cdef bint _good_ties(object extra) except -1:
+    """Whether the ties of a job can be used; wrong ones would let it run too early."""
+    if extra is None:
+        return False
+    for name in ("dependsOn", "childrenIds", "edgesDone"):
+        ids = extra.get(name)
+        if ids is not None and not (isinstance(ids, list) and all([isinstance(one, str) for one in ids])):
+            return False
+    deps = extra.get("dependsOn") or []
+    settled = extra.get("settledEdges", 0)
+    dropped = extra.get("edgesDropped", {})
+    failed = extra.get("childFailed")
+    return (
+        isinstance(extra.get("parentId"), (str, type(None)))
+        and isinstance(settled, int) and 0 <= settled <= len(deps) and len(set(deps)) == len(deps)
+        and isinstance(dropped, dict)
+        and all([isinstance(one, list) and len(one) == 3 for one in dropped.values()])
+        and (failed is None or (isinstance(failed, list) and len(failed) == 2 and isinstance(failed[1], str)))
+    )
+
+
+def restore_evidence(Engine engine not None, list rows):
+    """Bring back what is known of completed jobs without a row; before :func:`settle_active`.
+
+    The keys of rows that cannot be read, which are left out.
+    """
+    cdef Py_ssize_t i, n
+    cdef const Mark *mark
+    cdef list bad = [], found
+    for key, value in rows:
+        engine.mark_row = max(engine.mark_row, <int64_t>key + 1)
+        found = []
+        try:
+            numbers, texts = msgpack.unpackb(value)
+            n = PyBytes_GET_SIZE(<bytes?>numbers)
+            if n % sizeof(Mark):
+                raise ValueError
+            for i in range(n // <Py_ssize_t>sizeof(Mark)):
+                mark = <const Mark *>PyBytes_AS_STRING(numbers) + i
+                found.append((mark.at_ms, mark.kept, mark.queue, None, mark.hi, mark.lo))
+            for text, at_ms, queue, kept in texts:
+                found.append((<int64_t>at_ms, <uint32_t>kept, <uint32_t>queue, <str?>text, 0, 0))
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+            bad.append(key)
+            continue
+        engine.mark_rows.append((key, len(found)))
+        engine.n_marked += len(found)
+        engine.loaded_marks.extend(found)
+    return bad
+
+
+cdef list _loaded_evidence(Engine engine):
+    """(ms, hi, lo, queue) of each id that has evidence and no job, oldest first."""
+    cdef uint64_t hi, lo
+    cdef dict last = {}
+    for n, (at_ms, kept, queue, text, hi, lo) in enumerate(engine.loaded_marks):
+        if text is not None:
+            engine.c_number_of(text, &hi, &lo)
+        last.pop((hi, lo), None)
+        if kept and not (engine.c_slot(text) if text is not None else engine.c_find_number(hi, lo)):
+            last[(hi, lo)] = (at_ms, n, queue)
+    engine.loaded_marks = []
+    return sorted([(at_ms, n, hi, lo, queue) for (hi, lo), (at_ms, n, queue) in last.items()])
+
+
 cdef int _one_value(bytes value) except -1:
     cdef uint32_t notes = 0
     cdef Py_ssize_t n = PyBytes_GET_SIZE(value)
@@ -608,6 +684,8 @@ cdef int _order_finished(Engine engine) except -1:
     cdef uint64_t hi, lo
     cdef list completed = [], order
     cdef int i
+    cdef list gone = _loaded_evidence(engine)
+    cdef Py_ssize_t next_gone = 0
     for q in engine.queue_list[1:]:
         for i in range(2):
             list_ = &q.completed if i else &q.failed
@@ -625,14 +703,35 @@ cdef int _order_finished(Engine engine) except -1:
                 completed += order
     completed.sort()
     engine.done.c_clear()
-    for _, _, at in completed:
+    for slot in range(1, engine.jobs.fresh):
+        if engine.job_at(slot).state == KEPT:
+            completed.append((engine.run_at(engine.job_at(slot).run).finished_ms, engine.job_at(slot).seq,
+                              engine.job_at(slot).run))
+    completed.sort()
+    for ms, _, at in completed:
+        while next_gone < len(gone) and gone[next_gone][0] <= ms:
+            _add_gone(engine, gone[next_gone])
+            next_gone += 1
         slot = engine.run_at(at).job
         job = engine.job_at(slot)
         hi, lo = job.id_hi, job.id_lo
         if job.flags & F_TEXT_ID:
             hi = lo
             lo = ~lo
-        engine.done.c_add(hi, lo, job.queue, slot, &evicted)
+        if engine.done.c_add(hi, lo, job.queue, slot, &evicted) and evicted.value:
+            engine.c_evict(evicted.value)
+        if job.flags & F_NEEDED:
+            engine.done.c_pin(hi, lo)
+    while next_gone < len(gone):
+        _add_gone(engine, gone[next_gone])
+        next_gone += 1
+    return 0
+
+
+cdef int _add_gone(Engine engine, tuple entry) except -1:
+    cdef TokenEntry evicted
+    if engine.done.c_add(entry[2], entry[3], entry[4], 0, &evicted) and evicted.value:
+        engine.c_evict(evicted.value)
     return 0
 
 
@@ -648,6 +747,7 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
     cdef Job *job
     cdef int n = 0
     _order_finished(engine)
+    engine.c_relink_all(now_ms)
     for q in engine.queue_list[1:]:
         engine.c_purge(q, q.dlq_max_entries)
         at = q.active.head

@@ -19,8 +19,8 @@ from qcore.broker.jobview cimport CAP_OUTCOMES
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    COMPLETED, F_DURABLE, F_GROUPED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED, STAGED,
-    Blob, Run, blob_new,
+    COMPLETED, F_DURABLE, F_GROUPED, F_LIFO, F_LINKED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED, STAGED, Blob, Run,
+    blob_new,
 )
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
@@ -277,14 +277,34 @@ cdef class Session(Outlet):
 
         return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
 
-    def add(self, str queue not None, list admissions not None, object resent_since_ms=None):
+    def add(self, str queue, list admissions not None, object resent_since_ms=None, *, bint staged=False):
         """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.adding.admission`), in order.
 
         ``resent_since_ms``: the request may have been run before, not earlier than then.
+        Without ``queue`` each names its own. ``staged``: nothing of them counts before its commit.
         """
-        cdef Broker broker = self.broker
-        cdef Engine engine = broker.engine
-        cdef Queue q = engine.c_queue(queue)
+        cdef Engine engine = self.broker.engine
+        cdef Queue q = engine.c_queue(queue) if queue is not None else None
+        cdef bint durable = staged or any([options["durable"] for options in admissions])
+        if len(admissions) > 1 and any([key_of(options["extra"] or {}) is not None for options in admissions]):
+            refused = engine.plan_keys(queue, [(options["job_id"], options["extra"]) for options in admissions],
+                                       self.broker.now_ms)
+            if refused is not None:
+                raise StateError(f"jobs[{refused[0]}]: {refused[1]}")
+        if queue is not None:
+            self.c_demand_room(queue, admissions)
+        else:
+            for name in dict.fromkeys([options["queue"] for options in admissions]):
+                self.c_demand_room(name, [options for options in admissions if options["queue"] == name])
+        if engine.needed or any([options["linked"] for options in admissions]):
+            engine.begin_batch([options["job_id"] for options in admissions])
+        try:
+            return self.c_add_all(q, admissions, durable, resent_since_ms)
+        finally:
+            engine.batch.clear()
+
+    cdef object c_add_all(self, Queue q, list admissions, bint durable, object resent_since_ms):
+        cdef Engine engine = self.broker.engine
         cdef Spec spec
         cdef Piece piece
         cdef str how = "plain"
@@ -292,14 +312,9 @@ cdef class Session(Outlet):
         cdef list ids = []
         cdef object data, job_id, extra, name
         cdef bytes packed
-        cdef bint durable = any([options["durable"] for options in admissions])
-        if len(admissions) > 1 and any([key_of(options["extra"] or {}) is not None for options in admissions]):
-            refused = engine.plan_keys(queue, [(options["job_id"], options["extra"]) for options in admissions],
-                                       broker.now_ms)
-            if refused is not None:
-                raise StateError(f"jobs[{refused[0]}]: {refused[1]}")
-        self.c_demand_room(queue, admissions)
         for options in admissions:
+            if "queue" in options:
+                q = engine.c_queue(options["queue"])
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
             name = options["name"]
@@ -323,7 +338,7 @@ cdef class Session(Outlet):
             spec.flags = ((F_LIFO if options["lifo"] else 0)
                           | (F_REMOVE_ON_COMPLETE if options["remove_on_complete"] else 0)
                           | (F_REMOVE_ON_FAIL if options["remove_on_fail"] else 0)
-                          | (F_DURABLE if options["durable"] else 0)
+                          | (F_DURABLE if options["durable"] else 0) | (F_LINKED if options["linked"] else 0)
                           | (F_GROUPED if extra is not None and "groupId" in extra else 0))
             data = options["data"]
             packed = b"\0" if data is None else b"\0" + <bytes>data
@@ -566,6 +581,8 @@ cdef class Session(Outlet):
             return DECLINED                 # an older client: its name is in the data
         if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
             return DECLINED
+        if spec.id_text != NULL and self.broker.engine.needed:
+            return DECLINED                 # its ties are to be judged
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
@@ -697,6 +714,8 @@ cdef class Session(Outlet):
             return DECLINED
         for i in range(count):
             durable = durable or (self.specs[i].flags & F_DURABLE) != 0
+            if self.specs[i].id_text != NULL and self.broker.engine.needed:
+                return DECLINED             # its ties are to be judged
         w = self.out
         slots = self.slots
         for i in range(count):

@@ -25,8 +25,9 @@ from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE,
-    F_REMOVE_ON_FAIL, F_REWRITE, F_WATCHED, FAILED, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_NEEDED,
+    F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REWRITE, F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_free,
     blob_new,
 )
 from qcore.engine.keys cimport key_of
@@ -76,13 +77,15 @@ cdef class Engine(Queries):
     def push(self, str queue not None, bytes data, int64_t now_ms, *, str name="default", str job_id=None,
              double priority=0, int64_t delay_ms=0, int64_t created_ms=-1, uint32_t attempts=3,
              uint32_t backoff_ms=1000, bint lifo=False, bint remove_on_complete=False,
-             bint remove_on_fail=False, dict extra=None):
+             bint remove_on_fail=False, dict extra=None, str parent_token=None):
         """Admit one job and return its id; that of the live job that holds its id or its unique key already.
 
         ``extra`` has its rare options and passes to the engine: see :mod:`~qcore.engine.keys` for those
         of a key; ``removeOnComplete`` and ``removeOnFail`` other than booleans stand there as well.
 
         :raises StateError: the unique key is held and does not permit what the job asks
+        :raises FlowError: what ``extra`` says of ties (``dependsOn``, ``parentId``) cannot be
+        :raises LimitError: too many jobs of the queue wait for others
         """
         cdef Spec spec
         cdef int how
@@ -90,6 +93,14 @@ cdef class Engine(Queries):
         memset(&spec, 0, sizeof(spec))
         if job_id is not None:
             spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
+        linked = extra is not None and ("dependsOn" in extra or "parentId" in extra or "childrenIds" in extra)
+        if linked or (job_id is not None and job_id in self.needed):
+            extra = dict(extra or {})
+            if "dependsOn" in extra:
+                extra["dependsOn"] = list(dict.fromkeys(extra["dependsOn"]))
+            bad = self.check_links([(queue, job_id, extra.get("dependsOn", ()), extra.get("parentId"), parent_token)])
+            if bad is not None:
+                raise bad[1]
         if data is not None:
             spec.data = blob_new(<const char *>data, len(data), 0)
         spec.priority = priority
@@ -101,7 +112,7 @@ cdef class Engine(Queries):
         spec.max_attempts = attempts
         spec.backoff_ms = backoff_ms
         spec.flags = ((F_LIFO if lifo else 0) | (F_REMOVE_ON_COMPLETE if remove_on_complete else 0)
-                      | (F_REMOVE_ON_FAIL if remove_on_fail else 0)
+                      | (F_REMOVE_ON_FAIL if remove_on_fail else 0) | (F_LINKED if linked else 0)
                       | (F_GROUPED if extra is not None and "groupId" in extra else 0))
         try:
             slot = self.c_add(self.c_queue(queue), &spec, extra, now_ms, False, &how)
@@ -267,7 +278,7 @@ cdef class Engine(Queries):
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
         cdef Queue q
-        if not slot or self.job_at(slot).state == STAGED:
+        if not slot or self.job_at(slot).state >= STAGED:
             raise NotFoundError("Job not found")
         job = self.job_at(slot)
         if job.state == READY or job.state == DELAYED:
@@ -291,7 +302,7 @@ cdef class Engine(Queries):
         cdef uint32_t slot = self.c_slot(job_id)
         cdef Job *job
         cdef Queue q
-        if not slot or self.job_at(slot).state == STAGED:
+        if not slot or self.job_at(slot).state >= STAGED:
             raise NotFoundError("Cannot move job from state 'unknown' to waiting")
         job = self.job_at(slot)
         if job.state == ACTIVE:
@@ -308,6 +319,20 @@ cdef class Engine(Queries):
             self.c_revive(slot, now_ms)
         elif job.state != READY:
             raise StateError(f"Cannot move job from state '{self.c_state_name(job)}' to waiting")
+
+    def move_to_waiting_children(self, str job_id not None, int64_t now_ms, *, str token=None, bint leave=False):
+        """Park an active job until its children are done; False when it has none that is not.
+
+        ``leave`` puts it back to its queue in that case, uncharged.
+
+        :raises StateError: the job is not active
+        :raises LeaseError: the token is missing or wrong
+        """
+        cdef uint32_t slot = self.c_slot(job_id)
+        if not slot or self.job_at(slot).state != ACTIVE:
+            raise StateError("Job is not active")
+        self.c_demand(slot, token, job_id)
+        return self.c_park(slot, now_ms, leave)
 
     def promote(self, str job_id not None, int64_t now_ms):
         """Make a delayed job ready; False when it is not delayed."""
@@ -385,7 +410,7 @@ cdef class Engine(Queries):
         :raises LeaseError: the job is active, and the token is missing or wrong
         """
         cdef uint32_t slot = self.c_known(job_id)
-        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE):
+        if not slot or self.job_at(slot).state not in (READY, DELAYED, ACTIVE, PARKED):
             raise NotFoundError("Job not found")
         if self.job_at(slot).state == ACTIVE:
             self.c_demand(slot, token, job_id)
@@ -500,7 +525,8 @@ cdef class Engine(Queries):
                         object until_ms=None):
         """Start completed jobs over: one by id, the oldest ``count``, or all; how many.
 
-        ``until_ms``: only those completed by then. Only those in memory.
+        ``until_ms``: only those completed by then. Only those in memory, and whose results
+        nobody needs.
         """
         cdef Queue q = self.queues.get(queue)
         cdef list slots
@@ -515,11 +541,14 @@ cdef class Engine(Queries):
             slots = [] if self.job_at(slot).flags & F_EVICTED else [slot]
             count = -1
         else:
-            # What another job's key refuses does not count.
-            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms, -1 if q.keys else count)
+            # What another job's key refuses does not count, nor what others need.
+            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms,
+                                 -1 if q.keys or self.needed else count)
         for slot in slots:
             if n == count:
                 break
+            if self.job_at(slot).flags & F_NEEDED:
+                continue
             if (until_ms is None or self.run_at(self.job_at(slot).run).finished_ms <= until_ms) \
                     and self.c_key_free(slot, now_ms):
                 self.c_redo(slot, now_ms)
@@ -662,7 +691,7 @@ cdef class Engine(Queries):
         ``waiting`` when that is to come; else the outcome as it is: ``completed``, ``failed`` or ``removed``.
         """
         cdef uint32_t slot = self.c_slot(job_id)
-        if not slot or self.job_at(slot).state == STAGED:
+        if not slot or self.job_at(slot).state >= STAGED:
             return "removed"
         if self.job_at(slot).state == COMPLETED:
             return "completed"
@@ -688,7 +717,7 @@ cdef class Engine(Queries):
             if job.state == 0:
                 continue
             n_jobs += 1
-            assert 0 < job.state <= STAGED, f"slot {slot}: state {job.state}"
+            assert 0 < job.state <= KEPT, f"slot {slot}: state {job.state}"
             assert self.c_slot(self.c_id(job)) == slot, f"slot {slot}: not found by its id"
             assert 0 < job.seq <= self.seq
             if job.flags & F_DIRTY:
@@ -696,7 +725,7 @@ cdef class Engine(Queries):
                 assert self.tracking and self.dirty[job.dirty_at] == slot
             self.c_check_logs(job, job.seq)
             assert not job.flags & F_REWRITE or job.flags & F_DIRTY or not self.tracking
-            has_run = job.state in (ACTIVE, COMPLETED, FAILED)
+            has_run = job.state in (ACTIVE, COMPLETED, FAILED, KEPT)
             assert (job.run != 0) == has_run, f"slot {slot}: state {job.state}, run {job.run}"
             assert (job.delayed != 0) == (job.state == DELAYED or (job.state == READY and job.flags & F_GROUPED != 0))
             if has_run:
@@ -722,6 +751,7 @@ cdef class Engine(Queries):
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
         self.c_check_keys()
         self.c_check_schedules()
+        self.c_check_flows()
         self.done._check()
         self.due._check()
         self.deadlines._check()
@@ -768,6 +798,8 @@ cdef class Engine(Queries):
                 assert mine == seen.pop((q.index, state), set())
             self.c_check_listing(q)
             assert q.n_staged == len(seen.pop((q.index, STAGED), set()))
+            assert set(q.parked) == seen.pop((q.index, PARKED), set())
+            seen.pop((q.index, KEPT), None)
             assert q.failed.n <= q.dlq_max_entries == q.dlq_config["maxEntries"]
             assert q.max_stalls == q.stall_config["maxStalls"]
         assert not seen, f"jobs in no structure: {seen}"

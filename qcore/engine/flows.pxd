@@ -1,7 +1,31 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.engine.job cimport Job
 from qcore.engine.losses cimport Losses
+from qcore.engine.queue cimport Queue
 
 
 cdef class Flows(Losses):
-    pass
+    cdef dict edges             # slot -> set of the ids that this job still waits for; never empty
+    cdef dict children          # slot of a parent -> set of its childrenIds, made when first asked for
+    cdef list failures          # terminal failures whose parents are still to be told
+    cdef bint telling
+
+    cdef int c_need(self, str job_id, uint32_t slot) except -1
+    cdef int c_unneed(self, str job_id) except -1
+    cdef int c_end_ties(self, uint32_t slot) except -1
+    cdef int c_done_as(self, str job_id) except -1
+    cdef int c_trace(self, uint32_t slot, Job *job) except -1
+    cdef set c_children_of(self, uint32_t slot)
+    cdef int c_attach(self, uint32_t parent, uint32_t child, int64_t now_ms) except -1
+    cdef int c_detach(self, uint32_t parent, set gone, int64_t now_ms) except -1
+    cdef int c_resolve(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_unpark(self, uint32_t slot, int64_t now_ms, bint tell) except -1
+    cdef c_timeline_add(self, Job *job, str state, int64_t now_ms)
+    cdef bint c_same_child(self, str job_id, object parent_id) except -1
+    cdef int c_tell_parents(self, int64_t now_ms) except -1
+    cdef int c_fail_parked(self, uint32_t slot, str error, int64_t now_ms) except -1
+    cdef bint c_may_link(self, uint32_t parent, str token) except -1
+    cdef bint c_park(self, uint32_t slot, int64_t now_ms, bint leave) except -1
+    cdef int c_relink_all(self, int64_t now_ms) except -1
+    cdef int c_check_flows(self) except -1

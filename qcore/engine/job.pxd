@@ -17,6 +17,7 @@ cdef enum JobState:
     FAILED = 5          # dead-lettered
     PARKED = 6          # waits for children
     STAGED = 7          # durable add before its commit: claimable and visible to nobody; never on disk
+    KEPT = 8            # completed and removed, but a live job may read its result: known to nobody else
 
 cdef enum JobFlag:
     F_TEXT_ID = 1           # id_hi is a Blob* with the text, id_lo its hash
@@ -31,16 +32,16 @@ cdef enum JobFlag:
     F_LINKED = 512          # has dependencies, children or a parent
     F_REPEATS = 1024        # a successor follows it
     F_KEEPS = 2048          # its removal on completion or failure is by count or age
+    F_NEEDED = 8192         # live jobs depend on its outcome
     F_PERSISTED = 0xFFFF    # the bits that go to disk
     F_STORED = 1 << 16      # a row exists, or is in a cut on its way
     F_DIRTY = 1 << 17       # listed in the engine's dirty vector
     F_WATCHED = 1 << 19     # somebody waits for the outcome
     F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
     F_REWRITE = 1 << 20     # the data changed: the next row replaces the stored one whole
-    F_NEEDED = 1 << 21      # live jobs depend on its outcome
     F_LOGGED = 1 << 22      # has written down lines, or had
     # More than the plain life: one test on the hot path
-    F_RARE = 1024 + 512 + 256 + 128 + 2048 + (1 << 21) + (1 << 22)
+    F_RARE = 1024 + 512 + 256 + 128 + 2048 + 8192 + (1 << 22)
 
 cdef enum BlobNote:
     NOTE_INT64 = 1          # the packed value holds 64-bit integers

@@ -33,7 +33,7 @@ cdef class Queries(Schedules):
     cdef uint32_t c_known(self, str job_id) except? 0:
         """Slot of a job that callers may know of; 0 = none."""
         cdef uint32_t slot = self.c_slot(job_id)
-        return slot if slot and self.job_at(slot).state != STAGED else 0
+        return slot if slot and self.job_at(slot).state < STAGED else 0
 
     cdef bint c_admitted_since(self, str job_id, int64_t since_ms, object created_ms) except -1:
         """Whether a job that is there, finished or not, was added at that time or later.
@@ -46,6 +46,10 @@ cdef class Queries(Schedules):
         if created_ms is not None:
             return self.job_at(slot).created_ms == created_ms
         return self.job_at(slot).created_ms >= since_ms
+
+    def admitted_since(self, str job_id not None, int64_t since_ms, object created_ms):
+        """See :meth:`c_admitted_since`."""
+        return self.c_admitted_since(job_id, since_ms, created_ms)
 
     def progress(self, str job_id not None):
         """How far an active job has come, and the last message or None. Errors as of :meth:`set_progress`."""
@@ -73,7 +77,7 @@ cdef class Queries(Schedules):
     def state(self, str job_id not None):
         """The state of a job; ``unknown`` when it is not there."""
         cdef uint32_t slot = self.c_slot(job_id)
-        if not slot or self.job_at(slot).state == STAGED:
+        if not slot or self.job_at(slot).state >= STAGED:
             return "unknown"
         return self.c_state_name(self.job_at(slot))
 
@@ -85,6 +89,15 @@ cdef class Queries(Schedules):
             return None
         blob = self.run_at(self.job_at(slot).run).result
         return None if blob == NULL else PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size)
+
+    def data(self, str job_id not None):
+        """The packed data of a job; None when it has none or is not there."""
+        cdef uint32_t slot = self.c_known(job_id)
+        cdef Blob *blob
+        if not slot or self.job_at(slot).data == NULL:
+            return None
+        blob = self.job_at(slot).data
+        return PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size)
 
     def attempts(self, str job_id not None):
         """Charged executions of a job.
@@ -122,7 +135,7 @@ cdef class Queries(Schedules):
             "active": q.active.n,
             "completed": q.completed.n + q.n_archived,
             "failed": q.failed.n,
-            "waiting-children": 0,
+            "waiting-children": len(q.parked),
             "paused": ready if q.paused else 0,
         }
 
@@ -154,6 +167,7 @@ cdef class Queries(Schedules):
         if listing is None:
             self.n_listings += 1
         found = self.c_queued(q)
+        found.extend(q.parked)
         for head in (q.active.head, q.completed.head, q.failed.head):
             at = head
             while at:
@@ -288,7 +302,7 @@ cdef class Queries(Schedules):
                 node = listed.c_after(node)
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
-            if job.state and job.state != STAGED and job.queue == q.index and not job.flags & F_EVICTED:
+            if job.state and job.state < STAGED and job.queue == q.index and not job.flags & F_EVICTED:
                 known.add(slot)
         assert indexed == known
         return 0
@@ -377,8 +391,8 @@ cdef class Queries(Schedules):
     def totals(self, int64_t now_ms):
         """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues)."""
         cdef Queue q
-        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "pushed", "pulled",
-                                       "total_completed", "total_failed"), 0)
+        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "waiting-children",
+                                       "pushed", "pulled", "total_completed", "total_failed"), 0)
         for q in self.queue_list[1:]:
             self.c_promote(q, now_ms, PROMOTIONS)
             out["waiting"] += q.n_ready
@@ -386,6 +400,7 @@ cdef class Queries(Schedules):
             out["active"] += q.active.n
             out["completed"] += q.completed.n + q.n_archived
             out["failed"] += q.failed.n
+            out["waiting-children"] += len(q.parked)
             out["pushed"] += q.total_pushed
             out["pulled"] += q.total_pulled
             out["total_completed"] += q.total_completed

@@ -29,6 +29,7 @@ cdef class Queue:
     cdef Listing listing        # None until the queue is first listed
     cdef readonly Py_ssize_t n_prioritized      # of the ready ones
     cdef readonly Py_ssize_t n_staged
+    cdef dict parked            # slots of the jobs that wait for others, as keys
     cdef public bint paused
     cdef readonly bint limited                  # a limit of the whole queue is set: the claims look at it
     cdef readonly int64_t concurrency           # most active jobs; -1 = any number

@@ -53,6 +53,7 @@ cdef class Queue:
         self.delayed = DelayHeap()
         self.priorities = Tally()
         self.concurrency = -1
+        self.parked = {}
         self.completions = Meter()
         self.failures = Meter()
         self.keys = {}
@@ -104,6 +105,11 @@ cdef class Queue:
     def n_delayed(self):
         """Jobs whose time has not come."""
         return self.delayed.n
+
+    @property
+    def n_parked(self):
+        """Jobs that wait for others."""
+        return len(self.parked)
 
     @property
     def n_active(self):

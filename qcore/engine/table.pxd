@@ -30,6 +30,14 @@ cdef enum EventType:            # bits of a queue's event mask
     EV_DRAINED = 16384
 
 
+# What became of the evidence of one id, for the next cut.
+cdef struct Mark:
+    uint64_t hi, lo             # the id as a number
+    int64_t at_ms
+    uint32_t queue
+    uint32_t kept               # 1: completed and gone; 0: forgotten
+
+
 cdef class Table:
     cdef Slab jobs, runs
     cdef IdTable index
@@ -46,7 +54,18 @@ cdef class Table:
     cdef DelayHeap expiries     # dead letters by the end of their time or their next retry (wall ms)
     cdef DelayHeap lives        # queued jobs with a ttl by its end (wall ms)
     cdef dict living            # slot -> handle in `lives`
-    cdef CompletionTokens done  # finished ids, recent first out
+    cdef CompletionTokens done  # finished ids, recent first out; value 0: there is no record any more
+    cdef Mark *marks            # evidence that no cut has yet, of ids that are numbers
+    cdef uint32_t n_marks, cap_marks
+    cdef list text_marks        # the same of other ids: (id, ms, queue, kept)
+    cdef int64_t mark_row       # number of the row that the present marks go to
+    cdef object mark_rows       # (number, ids) of the rows in the store, oldest first
+    cdef Py_ssize_t n_marked    # ids in those rows
+    cdef list loaded_marks      # what the store had, until all jobs are there
+    cdef int64_t done_ms        # time of the last completion
+    cdef dict needed            # id -> slots of the live jobs that depend on it or read its result
+    cdef set batch              # ids that the present batch adds anew
+    cdef readonly Py_ssize_t max_waiting_deps   # parked jobs a queue may hold
     cdef int64_t seq, deliveries
     cdef readonly bint archive  # finished jobs evicted from memory stay in the store
     cdef bint tracking          # a store listens: changes are collected
@@ -145,6 +164,10 @@ cdef class Table:
     cdef int c_restore_counts(self, Queue q, bytes packed) except -1
     cdef int c_restore_minute(self, object key, object packed) except -1
     cdef c_check_counts(self)
+    cdef int c_note_gone(self, Job *job, uint32_t queue) except -1
+    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, bint kept) except -1
+    cdef int c_open_marks(self) except -1
+    cdef bint c_number_of(self, str job_id, uint64_t *hi, uint64_t *lo) except? 0
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1
     cdef int c_emit(self, int kind, Queue q, Job *job, int64_t now_ms, object data) except -1
 

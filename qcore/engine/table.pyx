@@ -13,8 +13,8 @@ from libc.string cimport memcmp, memset
 
 from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, PARKED, READY,
-    Blob, Job, Run, blob_bytes, blob_free,
+    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, KEPT, PARKED,
+    READY, Blob, Job, Run, blob_bytes, blob_free,
 )
 from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
 from qcore.engine.meter cimport MINUTE_MS, Meter
@@ -29,6 +29,8 @@ from qcore.structs.tokens cimport CompletionTokens
 from collections import deque
 from functools import partial
 from struct import Struct
+
+import msgpack
 
 from qcore import limits
 
@@ -60,6 +62,7 @@ STATE_NAMES = {
     COMPLETED: "completed",
     FAILED: "failed",
     PARKED: "waiting-children",
+    KEPT: "unknown",
 }
 EVENT_BITS = {
     "pushed": EV_PUSHED,
@@ -102,13 +105,15 @@ cdef class Table:
     changes for a store. ``max_completed`` bounds the completed jobs kept in memory;
     with ``archive`` the evicted ones stay counted, because the store still has them.
     ``max_events`` bounds the journal of each queue; 0 keeps none. ``max_minutes`` bounds the
-    minutes whose outcomes are kept of each queue; 0 keeps totals only.
+    minutes whose outcomes are kept of each queue; 0 keeps totals only. ``max_waiting_deps``
+    bounds the jobs of a queue that wait for others.
     """
 
     def __cinit__(self, bytes seed not None, *, bint tracking=False, bint archive=False,
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
-                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES):
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES,
+                  Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS):
         slab_init(&self.jobs, sizeof(Job))
         slab_init(&self.runs, sizeof(Run))
         self.ids = IdSource(seed)
@@ -132,6 +137,13 @@ cdef class Table:
         self.counted = []
         self.wanted = {}
         self.done = CompletionTokens(max_completed)
+        self.text_marks = []
+        self.mark_row = 1
+        self.mark_rows = deque()
+        self.loaded_marks = []
+        self.needed = {}
+        self.batch = set()
+        self.max_waiting_deps = max_waiting_deps
         self.tracking = tracking
         self.archive = archive
         self.deleted = []
@@ -164,6 +176,7 @@ cdef class Table:
         slab_dealloc(&self.runs)
         PyMem_Free(self.dirty)
         PyMem_Free(self.sessions)
+        PyMem_Free(self.marks)
 
     # --- names and queues -------------------------------------------------------
 
@@ -527,6 +540,71 @@ cdef class Table:
             q.completions._check(max(1, self.max_minutes))
             q.failures._check(max(1, self.max_minutes))
 
+    # --- evidence ------------------------------------------------------------------------
+    #
+    # An id that was completed and removed leaves evidence in `done`. What each cut adds to it
+    # or takes from it is one row of the table `evidence`, by growing numbers; texts are written
+    # out, since their hashes hold for this process only.
+
+    cdef bint c_number_of(self, str job_id, uint64_t *hi, uint64_t *lo) except? 0:
+        """The key of an id in `done`; True when the id is a number."""
+        cdef Py_ssize_t n
+        cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
+        if uuid_parse(text, n, hi, lo):
+            return True
+        hi[0] = self.c_hash(text, n)
+        lo[0] = ~hi[0]
+        return False
+
+    cdef int c_note_gone(self, Job *job, uint32_t queue) except -1:
+        """The job is completed and its record goes."""
+        if not self.tracking:
+            return 0
+        if job.flags & F_TEXT_ID:
+            return self.c_note_evidence(self.c_id(job), 0, 0, queue, True)
+        return self.c_note_evidence(None, job.id_hi, job.id_lo, queue, True)
+
+    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, bint kept) except -1:
+        """Note for the next cut that an id (``text``, or a number) has evidence, or has none any more."""
+        cdef uint32_t cap
+        cdef Mark *marks
+        cdef Mark *mark
+        if not self.tracking:
+            return 0
+        if not self.n_marks and not self.text_marks:
+            self.c_open_marks()
+        if text is not None:
+            self.text_marks.append((text, self.done_ms, queue, int(kept)))
+            return 0
+        if self.n_marks == self.cap_marks:
+            cap = self.cap_marks * 2 if self.cap_marks else 256
+            marks = <Mark *>PyMem_Realloc(self.marks, cap * sizeof(Mark))
+            if marks == NULL:
+                raise MemoryError
+            self.marks = marks
+            self.cap_marks = cap
+        mark = &self.marks[self.n_marks]
+        self.n_marks += 1
+        mark.hi = hi
+        mark.lo = lo
+        mark.at_ms = self.done_ms
+        mark.queue = queue
+        mark.kept = kept
+        return 0
+
+    cdef int c_open_marks(self) except -1:
+        """Begin the row of this cut; the oldest rows go once the others hold as many ids as are kept."""
+        self.c_side("evidence", self.mark_row, self._pack_marks)
+        while self.mark_rows and self.n_marked - self.mark_rows[0][1] >= <Py_ssize_t>self.done.cap:
+            row, n = self.mark_rows.popleft()
+            self.n_marked -= n
+            self.c_side("evidence", row, None)
+        return 0
+
+    def _pack_marks(self):
+        return msgpack.packb([PyBytes_FromStringAndSize(<char *>self.marks, self.n_marks * sizeof(Mark)),
+                              self.text_marks])
+
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1:
         """Note the outcome of a job for those who wait for it, once."""
         job.flags &= ~<uint32_t>F_WATCHED
@@ -571,6 +649,13 @@ cdef class Table:
         for q in self.counted:
             (<Queue>q).counted = False
         self.counted = []
+        if self.n_marks or self.text_marks:
+            n = len(self.text_marks) + self.n_marks
+            self.mark_rows.append((self.mark_row, n))
+            self.n_marked += n
+            self.mark_row += 1
+            self.n_marks = 0
+            self.text_marks = []
         return 0
 
     @property

@@ -117,4 +117,10 @@ cdef class Transitions(Capacity):
     cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1
     cdef int c_before_forgotten(self, uint32_t slot) except -1
+    cdef int c_put_parked(self, Queue q, uint32_t slot, Job *job) except -1
+    cdef int c_take_parked(self, Queue q, uint32_t slot, Job *job) except -1
+    cdef int c_link(self, uint32_t slot, int64_t now_ms) except -1
+    cdef bint c_hold(self, uint32_t slot, Job *job) except -1
+    cdef int c_after_parked(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_after_revived(self, uint32_t slot) except -1
     cdef int c_advance(self, int64_t now_ms, int64_t now_ns) except -1

@@ -7,22 +7,22 @@ is the only way out of the active state, and a job becomes terminal only in
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from qcore.engine.capacity cimport Capacity
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GROUPED, F_RARE, F_REMOVE_ON_COMPLETE,
-    F_REMOVE_ON_FAIL, F_KEEPS, F_KEYED, F_LIFO, F_LOGGED, F_NEEDED, F_REPEATS, F_TEXT_ID, F_REWRITE, F_STORED,
-    F_WATCHED, FAILED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_free, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_LOGGED,
+    F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED,
+    FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
     KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, key_of,
 )
 from qcore.engine.lanes cimport ONE_GROUP, UNGROUPED, Group, Wanted
-from qcore.engine.listing cimport L_DELAYED, L_PRIORITIZED, L_WAITING
+from qcore.engine.listing cimport L_DELAYED, L_PARKED, L_PRIORITIZED, L_WAITING
 from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport (
     EV_COMPLETED, EV_DUPLICATED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_WAITING,
@@ -74,6 +74,7 @@ cdef class Transitions(Capacity):
         cdef Blob *text = NULL
         cdef Job *job
         cdef int verdict
+        cdef TokenEntry evidence
         how[0] = ADDED
         if extra is not None:
             flags |= self.c_rare_flags(<dict>extra)
@@ -81,7 +82,9 @@ cdef class Transitions(Capacity):
             slot = self.c_find(spec.id_text, spec.id_n)
             if slot:
                 job = self.job_at(slot)
-                if job.state != COMPLETED and job.state != FAILED:
+                if ((job.state != COMPLETED and job.state != FAILED and job.state != KEPT)
+                        or (job.flags & F_NEEDED and job.state != FAILED
+                            and PyUnicode_DecodeUTF8(spec.id_text, spec.id_n, NULL) not in self.batch)):
                     how[0] = EXISTING
                     blob_free(spec.data)
                     spec.data = NULL
@@ -104,6 +107,7 @@ cdef class Transitions(Capacity):
             if how[0] == ADDED:
                 how[0] = REUSED
             staged = False
+            self.job_at(predecessor).flags &= ~<uint32_t>F_NEEDED
             self.c_forget(predecessor)
         if spec.id_text != NULL:
             flags |= F_CUSTOM_ID
@@ -115,7 +119,10 @@ cdef class Transitions(Capacity):
                 done_hi = self.c_hash(spec.id_text, spec.id_n)
                 done_lo = ~done_hi
             # Evidence of an earlier generation must not give this one its old place.
-            self.done.c_delete(done_hi, done_lo)
+            if self.done.c_get(done_hi, done_lo, &evidence):
+                self.done.c_delete(done_hi, done_lo)
+                self.c_note_evidence(PyUnicode_DecodeUTF8(spec.id_text, spec.id_n, NULL) if flags & F_TEXT_ID else None,
+                                     done_hi, done_lo, evidence.owner, False)
         else:
             self.ids.c_next_id(now_ms, &hi, &lo)
         self.c_reserve()
@@ -156,6 +163,10 @@ cdef class Transitions(Capacity):
         if flags & F_GROUPED:
             self.c_group_stage(q, job, 1)
         self.c_mark(slot, job)
+        if self.needed and flags & F_CUSTOM_ID and self.c_id(job) in self.needed:
+            job.flags |= F_NEEDED
+        if flags & F_LINKED:
+            self.c_link(slot, now_ms)
         if self.tracking and not q.counted and q.n_events < self.max_events:
             self.c_mark_counts(q)       # with the cut that makes the job known
         if not staged:
@@ -201,11 +212,16 @@ cdef class Transitions(Capacity):
         if job.flags & F_GROUPED:
             self.c_group_stage(q, job, -1)
         q.total_pushed += 1
-        self.c_enqueue(q, slot, job, max(now_ms, job.run_ms) if job.first_state == READY else now_ms)
+        if not (job.flags & F_LINKED and self.c_hold(slot, job)):
+            self.c_enqueue(q, slot, job, max(now_ms, job.run_ms) if job.first_state == READY else now_ms)
+            if job.first_state == PARKED:
+                self.c_mark(slot, job)      # what it waited for was completed meanwhile
         if q.n_events < self.max_events:
             q.n_events += 1             # stored with the job
         if q.event_mask & EV_PUSHED:
             self.c_emit(EV_PUSHED, q, job, now_ms, None)
+        if job.state == PARKED:
+            self.c_after_parked(slot, now_ms)
         return 0
 
     cdef int c_enqueue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1:
@@ -279,6 +295,19 @@ cdef class Transitions(Capacity):
             if job.flags & F_GROUPED:
                 self.c_group_delay(q, job, -1)
             self.c_set_due(q)
+        return 0
+
+    cdef int c_put_parked(self, Queue q, uint32_t slot, Job *job) except -1:
+        """Let a job wait for others, out of the run queue."""
+        q.parked[slot] = None
+        job.state = PARKED
+        self.c_list(q, L_PARKED, slot, job)
+        return 0
+
+    cdef int c_take_parked(self, Queue q, uint32_t slot, Job *job) except -1:
+        """The way out of the PARKED state."""
+        del q.parked[slot]
+        self.c_unlist(q, L_PARKED, job)
         return 0
 
     cdef int c_set_due(self, Queue q) except -1:
@@ -557,15 +586,22 @@ cdef class Transitions(Capacity):
             if job.flags & F_KEYED:
                 self.c_release_key(slot, job)
             self.c_after_completed(slot, now_ms)
-        if remove:
+        self.done_ms = now_ms
+        if remove and not job.flags & F_NEEDED:
+            self.c_note_gone(job, q.index)
             self.c_forget_done(slot, job, q)
             if self.done.c_add(hi, lo, q.index, 0, &evicted) and evicted.value:
                 self.c_evict(evicted.value)
             return 0
-        self.c_list_append(&q.completed, job.run, run)
+        if remove:
+            job.state = KEPT
+        else:
+            self.c_list_append(&q.completed, job.run, run)
         self.c_mark(slot, job)
         if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
             self.c_evict(evicted.value)
+        if job.flags & F_NEEDED:
+            self.done.c_pin(hi, lo)
         if job.flags & F_KEEPS:
             self.c_trim(q, &q.completed, (<dict>job.extra).get("removeOnComplete"), now_ms)
         return 0
@@ -618,6 +654,7 @@ cdef class Transitions(Capacity):
             hi = lo
             lo = ~lo
         self.c_list_remove(&q.completed, run)
+        self.c_note_gone(job, q.index)
         self.done.c_add(hi, lo, q.index, 0, &evicted)       # it is there: only its slot goes
         return self.c_forget_done(slot, job, q)
 
@@ -847,7 +884,15 @@ cdef class Transitions(Capacity):
             q.n_archived -= 1
         elif job.state == COMPLETED:
             self.c_list_remove(&q.completed, self.run_at(job.run))
+            if job.flags & F_NEEDED:
+                # Gone for everybody but those who still need its result.
+                job.state = KEPT
+                return self.c_mark(slot, job)
             self.c_forget_evidence(job)
+        elif job.state == KEPT:
+            self.c_forget_evidence(job)
+        elif job.state == PARKED:
+            self.c_take_parked(q, slot, job)
         elif job.state == FAILED:
             self.c_leave_dead(q, self.run_at(job.run))
         elif job.state == STAGED:
@@ -956,6 +1001,22 @@ cdef class Transitions(Capacity):
         """A rare job is about to be removed, in whatever state; its record is whole still."""
         return 0
 
+    cdef int c_link(self, uint32_t slot, int64_t now_ms) except -1:
+        """A job with ties to others was admitted, and is staged still."""
+        return 0
+
+    cdef bint c_hold(self, uint32_t slot, Job *job) except -1:
+        """Park a job that has to wait for others; False: it need not."""
+        return False
+
+    cdef int c_after_parked(self, uint32_t slot, int64_t now_ms) except -1:
+        """A job waits for others from now on."""
+        return 0
+
+    cdef int c_after_revived(self, uint32_t slot) except -1:
+        """A finished job with ties to others starts over."""
+        return 0
+
     # --- what losing a holder means: see the layer above -------------------------------
 
     cdef int c_deadline(self, uint32_t slot, int64_t now_ms, int64_t now_ns) except -1:
@@ -1020,6 +1081,8 @@ cdef class Transitions(Capacity):
         self.c_mark(slot, job)
         if self.c_event(q, EV_WAITING):
             self.c_emit(EV_WAITING, q, job, now_ms, "failed")
+        if job.flags & F_LINKED:
+            self.c_after_revived(slot)
         return self.c_enqueue(q, slot, job, now_ms)
 
     # --- control -------------------------------------------------------------------------
@@ -1035,7 +1098,10 @@ cdef class Transitions(Capacity):
             if not self.spare_run:
                 self.spare_run = slab_alloc(&self.runs)
             self.c_reserve()
-            self.c_unqueue(q, slot, job)
+            if job.state == PARKED:
+                self.c_take_parked(q, slot, job)
+            else:
+                self.c_unqueue(q, slot, job)
             job.run = self.spare_run
             self.spare_run = 0
             self.run_at(job.run).job = slot
@@ -1068,6 +1134,8 @@ cdef class Transitions(Capacity):
         self.c_mark(slot, job)
         if self.c_event(q, EV_WAITING):
             self.c_emit(EV_WAITING, q, job, now_ms, "completed")
+        if job.flags & F_LINKED:
+            self.c_after_revived(slot)
         return self.c_enqueue(q, slot, job, now_ms)
 
     cdef int c_reprioritise(self, uint32_t slot, double priority, int lifo, int64_t now_ms) except -1:
@@ -1165,6 +1233,9 @@ cdef class Transitions(Capacity):
             self.c_forget(self.run_at(q.active.head).job)
         while q.completed.n:
             self.c_forget(self.run_at(q.completed.head).job)
+        for slot in list(q.parked):
+            if slot in q.parked:
+                self.c_forget(slot)
         for slot in list(self.evicted):
             if self.job_at(slot).queue == q.index:
                 self.c_forget(slot)

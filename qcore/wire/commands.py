@@ -20,6 +20,7 @@ from qcore.wire.tables import (
     deadletters,
     delivery,
     events,
+    flows,
     jobs,
     queues,
     schedules,
@@ -40,6 +41,7 @@ __all__ = [
     "check",
     "find",
     "job_name",
+    "job_options",
     "queue_name",
 ]
 
@@ -58,6 +60,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     for family in (
         connection,
         adding,
+        flows,
         delivery,
         jobs,
         queues,
@@ -222,6 +225,19 @@ class _Checker:
         flags = out.get("removeOnCompletes")
         if isinstance(flags, list):
             out["removeOnCompletes"] = [_REMOVAL(flag) if given(flag) else None for flag in flags]
+
+
+_FLOW_OPTIONS: Final = _Options("customId")
+
+
+def job_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of one job of a flow, checked as those of a batch are."""
+    out: dict[str, object] = {}
+    try:
+        _FLOW_OPTIONS.check(options, out)
+    except Refused as refused:
+        raise CommandError(str(refused)) from None
+    return out
 
 
 _REMOVAL: Final = checker(Field("removeOnCompletes", "removal"))

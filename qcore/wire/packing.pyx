@@ -786,10 +786,10 @@ cdef inline Py_ssize_t read_size(const unsigned char *p, Py_ssize_t head) noexce
 
 cdef bint is_payload(int opens, object key, int depth) except -1:
     if opens == REQUEST:
-        # data and result of one job; in a batch, data of each job.
+        # data and result of one job; in a batch, data of each job; in a flow, of each job's input.
         if depth == 0:
             return key == "data" or key == "result"
-        return depth == 2 and key == "data"
+        return (depth == 2 or depth == 3) and key == "data"
     # At the top of a reply, data is a wrapper; further down it belongs to a job.
     return key == "result" or (depth > 0 and (key == "data" or key == "returnvalue"))
 
@@ -992,8 +992,8 @@ def unpack_frame(data):
 def unpack_request(data):
     """Return a request with its payloads unopened.
 
-    ``data`` and ``result`` at the top, ``data`` in each of ``jobs``, and the items
-    of ``results`` become :class:`Packed`, checked but not built. Everything else is
+    ``data`` and ``result`` at the top, ``data`` in each of ``jobs`` or its ``input``, and
+    the items of ``results`` become :class:`Packed`, checked but not built. Everything else is
     read as by :func:`unpack`, but no extension other than ``undefined`` and no key
     other than str is let through. O(size) in time; a request that would build more
     than four million values is refused. Raises ProtocolError.

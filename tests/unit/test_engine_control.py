@@ -370,6 +370,7 @@ def test_totals_of_all_queues_pass_over_pauses(engine: Engine) -> None:
     engine.push("other", None, NOW)
     assert engine.totals(NOW) == {
         "waiting": 3,
+        "waiting-children": 0,
         "delayed": 1,
         "active": 1,
         "completed": 1,

@@ -18,6 +18,7 @@ from qcore.broker.handlers import (
     deadletters,
     delivery,
     events,
+    flows,
     jobs,
     queues,
     schedules,
@@ -40,6 +41,7 @@ logger = logging.getLogger("qcore.broker")
 HANDLERS: Mapping[str, Handler] = {
     **connection.HANDLERS,
     **adding.HANDLERS,
+    **flows.HANDLERS,
     **delivery.HANDLERS,
     **jobs.HANDLERS,
     **queues.HANDLERS,

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
 #: Options that are checked but not served. A value that asks for one is refused, never ignored.
-UNSERVED_OPTIONS = (
-    "dependsOn",
-    "childrenIds",
-    "parentId",
-    "failParentOnFailure",
-    "removeDependencyOnFailure",
-    "ignoreDependencyOnFailure",
-    "continueParentOnFailure",
-)
+UNSERVED_OPTIONS = ()
 MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
 _KEPT_OPTIONS = (
     "ttl",
@@ -44,6 +36,13 @@ _KEPT_OPTIONS = (
     "debounceId",
     "debounceTtl",
     "groupId",
+)
+_TIES = ("dependsOn", "childrenIds", "parentId")
+_POLICIES = (
+    "failParentOnFailure",
+    "removeDependencyOnFailure",
+    "ignoreDependencyOnFailure",
+    "continueParentOnFailure",
 )
 
 
@@ -67,9 +66,12 @@ def keeps_none(removal: object) -> bool:
 def _push(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     admissible(session, [fields])
+    bad = _bad_tie(session, fields["queue"], [fields], fields.get("resentSince"))
+    if bad is not None:
+        raise bad[1]
     admissions = [admission(fields, session.broker.wall_ms)]
     outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
-    _hold_add(answer, outcome)
+    hold_add(answer, outcome)
     return {"id": outcome.ids[0]}
 
 
@@ -81,13 +83,38 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
             admissible(session, [options])
         except CommandError as error:
             raise CommandError(f"jobs[{index}]: {error.message}") from None
+    bad = _bad_tie(session, fields["queue"], jobs, fields.get("resentSince"))
+    if bad is not None:
+        raise CommandError(f"jobs[{bad[0]}]: {bad[1]}")
     admissions = [admission(options, session.broker.wall_ms) for options in jobs]
     outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
-    _hold_add(answer, outcome)
+    hold_add(answer, outcome)
     return {"ids": outcome.ids}
 
 
-def _hold_add(answer: Answer, outcome: Added) -> None:
+def _bad_tie(
+    session: Session, queue: str, jobs: list[Fields], resent_since_ms: int | None
+) -> tuple[int, Exception] | None:
+    """The first job that cannot be tied to others as it says, and why."""
+    engine = session.broker.engine
+    if not engine.tied and not any(name in options for options in jobs for name in _TIES):
+        return None
+    ties: list[tuple[str, str | None, list[str], str | None, str | None]] = []
+    for options in jobs:
+        job_id = options.get("customId")
+        if (
+            job_id is not None
+            and resent_since_ms is not None
+            and engine.admitted_since(job_id, resent_since_ms, options.get("timestamp"))
+        ):
+            ties.append((queue, None, [], None, None))  # it was added by the first sending
+            continue
+        depends_on = list(dict.fromkeys(options.get("dependsOn", ())))
+        ties.append((queue, job_id, depends_on, options.get("parentId"), options.get("parentToken")))
+    return engine.check_links(ties)
+
+
+def hold_add(answer: Answer, outcome: Added) -> None:
     broker = answer.session.broker
     answer.add = outcome.how == "staged"
     held = broker.durable if outcome.how in ("staged", "committed") else broker.hold_adds
@@ -176,6 +203,10 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
             extra["repeat"]["prevMillis"] = slot
     removal = {name: options[name] for name in _REMOVALS if not isinstance(options.get(name, False), bool)}
     extra |= removal
+    ties = {key: options[key] for key in _TIES if options.get(key)}
+    for key, tie in ties.items():
+        extra[key] = list(dict.fromkeys(tie)) if isinstance(tie, list) else tie
+    extra.update((key, True) for key in _POLICIES if options.get(key))
     data = options.get("data")
     name = options.get("name")
     if name is None:
@@ -197,6 +228,7 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
         "remove_on_complete": keeps_none(options.get("removeOnComplete")),
         "remove_on_fail": keeps_none(options.get("removeOnFail")),
         "durable": bool(options.get("durable")),
+        "linked": bool(ties),
         "extra": extra or None,
         "group_max": options.get("groupMaxSize"),
     }

@@ -12,6 +12,7 @@ from qcore.errors import CommandError
 if TYPE_CHECKING:
     pass
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
+from qcore.broker.handlers.flows import keep_reserved
 
 
 def _move_to_delayed(answer: Answer, fields: Fields) -> Reply:
@@ -65,7 +66,9 @@ def _change_priority(answer: Answer, fields: Fields) -> Reply:
 
 
 def _update(answer: Answer, fields: Fields) -> Reply:
-    if not answer.session.update(fields["id"], fields["data"].data):
+    session = answer.session
+    data = keep_reserved(session.broker.engine.data(fields["id"]), fields["data"].data)
+    if not session.update(fields["id"], data):
         raise CommandError("Job not found or cannot be updated")
     return {}
 

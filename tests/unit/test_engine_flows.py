@@ -1,0 +1,580 @@
+"""Ties between jobs: who waits for whom, and what a failure does to a parent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qcore.broker import rows
+from qcore.engine.engine import Engine
+from qcore.engine.table import EVENT_BITS
+from qcore.errors import FlowError, LeaseError, LimitError, NotFoundError, StateError
+from qcore.store.memory import MemoryStore
+
+NOW = 1_700_000_000_000
+LEASE = 60_000
+POLICIES = {
+    "fail": "failParentOnFailure",
+    "continue": "continueParentOnFailure",
+    "ignore": "ignoreDependencyOnFailure",
+    "remove": "removeDependencyOnFailure",
+}
+
+
+class Machine:
+    """An engine over a store, so that it can be restarted at any step."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.store = MemoryStore()
+        self.engine = Engine(bytes(16), tracking=True, archive=True, **options)
+        self.starts = 0
+
+    def save(self) -> None:
+        self.store.commit(rows.take_rows(self.engine, NOW, 0))
+
+    def restart(self, *, charge: bool = False) -> None:
+        """Come back from what a cut taken now would hold."""
+        self.save()
+        self.starts += 1
+        self.store = self.store.reopened()
+        self.engine = Engine(bytes([self.starts] * 16), tracking=True, archive=True, **self.options)
+        snapshot = self.store.load()
+        rows.restore_names(self.engine, snapshot.names, snapshot.queues)
+        for row in snapshot.jobs:
+            rows.restore(self.engine, row, NOW, 0)
+        assert rows.restore_evidence(self.engine, snapshot.side["evidence"]) == []
+        rows.settle_active(self.engine, not charge, charge, NOW)
+        self.engine._check()
+
+    def add(self, job_id: str, *, queue: str = "q", depends: tuple[str, ...] = (), **options: Any) -> str:
+        extra = options.pop("extra", {})
+        if depends:
+            extra = {**extra, "dependsOn": list(depends)}
+        got = self.engine.push(queue, b"\x01", NOW, job_id=job_id, extra=extra or None, **options)
+        self.engine._check()
+        return got
+
+    def child(self, job_id: str, parent: str, policy: str | None = None, **options: Any) -> str:
+        extra: dict[str, Any] = {"parentId": parent}
+        if policy is not None:
+            extra[POLICIES[policy]] = True
+        return self.add(job_id, queue="kids", extra=extra, attempts=1, **options)
+
+    def take(self, queue: str = "q", lease_ms: int = LEASE) -> tuple[str, str | None]:
+        got = self.engine.pull(queue, NOW, 0, lease_ms=lease_ms)
+        assert got is not None
+        return got[0], got[1]
+
+    def finish(self, queue: str = "q", result: bytes = b"\x07", **how: Any) -> str:
+        job_id, token = self.take(queue)
+        self.engine.ack(job_id, NOW, token=token, result=result, **how)
+        self.engine._check()
+        return job_id
+
+    def fail(self, queue: str = "kids", error: str = "boom", **how: Any) -> str:
+        job_id, token = self.take(queue)
+        self.engine.fail(job_id, NOW, token=token, error=error, unrecoverable=True, **how)
+        self.engine._check()
+        return job_id
+
+    def state(self, job_id: str) -> str:
+        return self.engine.state(job_id)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("remove", [False, True])
+def test_invariant_29_a_dependent_runs_when_all_it_waits_for_is_completed(
+    machine: Machine, remove: bool, restart: bool
+) -> None:
+    machine.add("a")
+    machine.add("b")
+    machine.add("d", depends=("a", "b", "a"))
+    for first in "ab":
+        assert machine.state("d") == "waiting-children"
+        if restart:
+            machine.restart()
+        assert machine.finish(remove=remove) == first
+    if restart:
+        machine.restart()
+    assert machine.state("d") == "waiting"
+    assert machine.finish() == "d"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_defect_57_a_dependency_that_was_removed_on_completion_is_satisfied(
+    machine: Machine, restart: bool
+) -> None:
+    machine.add("a")
+    machine.add("00000000-0000-7000-8000-00000000000a")
+    machine.finish(remove=True)
+    machine.finish(remove=True)
+    if restart:
+        machine.restart()
+    assert machine.state("a") == "unknown"
+    machine.add("d", depends=("a", "00000000-0000-7000-8000-00000000000a"))
+    assert machine.state("d") == "waiting"
+
+
+def test_evidence_of_a_job_born_and_gone_between_two_cuts_is_written(machine: Machine) -> None:
+    machine.save()
+    machine.add("a")
+    machine.finish(remove=True)
+    machine.restart()
+    machine.add("d", depends=("a",))
+    assert machine.state("d") == "waiting"
+
+
+def test_evidence_of_an_id_that_lives_again_is_forgotten_on_disk_too(machine: Machine) -> None:
+    machine.add("a")
+    machine.finish(remove=True)
+    machine.save()
+    machine.add("a")
+    machine.restart()
+    machine.add("d", depends=("a",))
+    assert machine.state("d") == "waiting-children"
+    machine.engine.cancel("a", NOW)
+    machine.restart()
+    with pytest.raises(FlowError, match="Dependency job not found: a"):
+        machine.add("e", depends=("a",))
+
+
+def test_rows_of_evidence_go_when_memory_has_forgotten_them() -> None:
+    machine = Machine(max_completed=3)
+    for n in range(20):
+        machine.add(f"j{n}")
+        machine.finish(remove=True)
+        machine.save()
+    assert len(machine.store.load().side["evidence"]) <= 4
+    machine.restart()
+    assert [machine.engine.owns(f"j{n}") for n in range(15, 20)] == [False, False, True, True, True]
+
+
+def test_a_result_that_a_live_job_may_read_is_kept_until_it_is_finished(machine: Machine) -> None:
+    """Invariant 31: whatever removes it."""
+    machine.child("k", machine.add("p"))
+    machine.finish("kids", remove=True)
+    assert machine.state("k") == "unknown"
+    assert len(machine.engine) == 2
+    machine.restart()
+    assert len(machine.engine) == 2
+    assert machine.finish() == "p"
+    assert len(machine.engine) == 1
+    machine.restart()
+    assert len(machine.engine) == 1
+
+
+def test_defect_63_a_result_of_a_live_consumer_is_not_evicted() -> None:
+    machine = Machine(max_completed=2)
+    machine.add("a")
+    machine.finish()
+    machine.add("d", depends=("a",), delay_ms=10)
+    for n in range(5):
+        machine.add(f"j{n}")
+        machine.finish()
+    assert machine.state("a") == "completed"
+    machine.restart()
+    assert machine.state("a") == "completed"
+    assert machine.engine.clean("q", NOW + 1000, state="completed")
+    assert machine.state("a") == "unknown"
+    machine.restart()
+    assert machine.engine.dependencies("d") is not None
+    with pytest.raises(FlowError, match="Custom ID a still has unresolved dependency consumers"):
+        machine.add("a")
+
+
+def test_unknown_and_own_ids_are_refused(machine: Machine) -> None:
+    """Defect 62: nobody waits for an id that nobody has."""
+    with pytest.raises(FlowError, match="Dependency job not found: no"):
+        machine.add("d", depends=("no",))
+    with pytest.raises(FlowError, match="Job cannot depend on itself: d"):
+        machine.add("d", depends=("d",))
+    assert machine.state("d") == "unknown"
+    assert len(machine.engine) == 0
+
+
+def test_a_dependent_keeps_its_own_time(machine: Machine) -> None:
+    machine.add("a")
+    machine.add("d", depends=("a",), delay_ms=500)
+    assert machine.state("d") == "waiting-children"
+    machine.finish()
+    assert machine.state("d") == "delayed"
+    assert machine.engine.run_at_ms("d") == NOW + 500
+
+
+def test_waiting_jobs_of_a_queue_are_bounded() -> None:
+    machine = Machine(max_waiting_deps=2)
+    machine.add("a")
+    machine.add("d1", depends=("a",))
+    machine.add("d2", depends=("a",))
+    with pytest.raises(LimitError, match="maximum of 2 waiting jobs"):
+        machine.add("d3", depends=("a",))
+    machine.add("d3", depends=("a",), queue="other")
+    machine.finish()
+    machine.add("d4", depends=("a",))
+
+
+def test_parked_jobs_are_counted_listed_changed_and_removed(machine: Machine) -> None:
+    machine.add("a")
+    for name in "cdefg":
+        machine.add(name, depends=("a",))
+    engine = machine.engine
+    engine.pause("q")
+    assert engine.counts("q", NOW)["waiting-children"] == 5
+    assert engine.list_jobs("q", NOW, states=("waiting-children",)) == [*"cdefg"]
+    assert engine.totals(NOW)["waiting-children"] == 5
+    assert engine.update("c", b"\x09")
+    assert engine.cancel("d", NOW)
+    engine.discard("e", NOW)
+    assert engine.state("e") == "failed"
+    assert engine.remove("f")
+    machine.restart()
+    engine = machine.engine
+    assert engine.list_jobs("q", NOW, states=("waiting-children",)) == ["c", "g"]
+    assert engine.drain("q") == 1
+    assert engine.state("g") == "waiting-children"
+    assert set(engine.clean("q", NOW, state="waiting-children", limit=1)) == {"c"}
+    engine.obliterate("q")
+    engine._check()
+    machine.restart()
+    assert len(machine.engine) == 0
+
+
+def test_defect_20_a_job_that_waits_long_is_not_dropped(machine: Machine) -> None:
+    machine.add("a", queue="other")
+    machine.add("d", depends=("a",))
+    for hours in range(100):
+        machine.engine.advance(NOW + hours * 3_600_000, hours * 3_600_000_000_000)
+    assert machine.state("d") == "waiting-children"
+
+
+def test_defect_16_a_promoted_job_is_not_parked_again() -> None:
+    machine = Machine(max_completed=1)
+    machine.add("a")
+    machine.add("d", depends=("a",))
+    machine.finish(remove=True)
+    machine.save()
+    job_id, token = machine.take()
+    machine.engine.fail(job_id, NOW, token=token)
+    for n in range(5):
+        machine.add(f"j{n}", queue="other")
+        machine.finish("other", remove=True)
+    machine.restart()
+    assert machine.state("d") == "delayed"
+
+
+# --- parents and children --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [
+        ("fail", "failed"),
+        ("continue", "waiting"),
+        ("ignore", "waiting-children"),
+        ("remove", "waiting-children"),
+        (None, "waiting-children"),
+    ],
+)
+def test_a_failed_child_does_to_its_parent_what_it_says(
+    machine: Machine, policy: str | None, state: str, restart: bool
+) -> None:
+    """C051, with a second child that goes on."""
+    machine.add("p")
+    machine.child("k1", "p", policy)
+    machine.child("k2", "p", policy)
+    assert machine.state("p") == "waiting-children"
+    if restart:
+        machine.restart()
+    assert machine.fail() == "k1"
+    if restart:
+        machine.restart()
+    assert machine.state("p") == state
+    assert machine.state("k2") == "waiting"
+    machine.finish("kids")
+    if restart:
+        machine.restart()
+    ended = {"fail": "failed", None: "waiting-children"}.get(policy, "waiting")
+    assert machine.state("p") == ended
+    error = {"kids:k1": "boom"}
+    assert machine.engine.child_failures("p", "ignore") == (error if policy == "ignore" else {})
+    assert machine.engine.child_failures("p", "continue") == (error if policy == "continue" else {})
+    if policy == "fail":
+        (letter,) = machine.engine.dead_letters("q")
+        assert (letter[2]["reason"], letter[2]["error"]) == ("unknown", "Child job k1 failed: boom")
+    if policy is None:
+        assert machine.engine.dependencies("p")["failed"] == ["k1"]
+        machine.engine.retry_dead("kids", NOW)
+        machine.finish("kids")
+        assert machine.state("p") == "waiting"
+
+
+def test_defect_58_two_failing_children_fail_their_parent_once(machine: Machine) -> None:
+    """Invariant 30."""
+    machine.add("p")
+    machine.child("k1", "p", "fail")
+    machine.child("k2", "p", "fail")
+    machine.engine.listen("q", sum(EVENT_BITS.values()))
+    machine.fail()
+    machine.fail()
+    assert len(machine.engine.dead_letters("q")) == 1
+    assert [event[0] for event in machine.engine.take_events()] == ["failed"]
+    assert machine.engine.queue("q").total_failed == 1
+
+
+def _stall(machine: Machine) -> None:
+    machine.engine.configure("kids", stalls={"maxStalls": 1})
+    machine.engine.pull("kids", NOW, 0, lease_ms=1)
+    machine.engine.advance(NOW, 2_000_000)
+
+
+def _lose(machine: Machine) -> None:
+    machine.engine.pull("kids", NOW, 0, lease_ms=1)
+    machine.engine.advance(NOW, 2_000_000)
+
+
+def _time_out(machine: Machine) -> None:
+    machine.engine.pull("kids", NOW, 0)
+    machine.engine.advance(NOW, 2_000_000)
+
+
+def _crash(machine: Machine) -> None:
+    machine.engine.pull("kids", NOW, 0)
+    machine.restart(charge=True)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        _stall,
+        _lose,
+        _time_out,
+        _crash,
+        lambda machine: machine.fail(),
+        lambda machine: machine.fail(remove=True),
+        lambda machine: machine.engine.discard("k", NOW),
+    ],
+    ids=["stall", "lease", "timeout", "recovery", "fail", "fail and remove", "discard"],
+)
+def test_defect_60_every_terminal_path_runs_the_policy(machine: Machine, end: Any) -> None:
+    """Invariant 33, with a grandparent that is failed in turn."""
+    machine.add("g", queue="top")
+    machine.child("p", "g", "fail")
+    extra = {"parentId": "p", "failParentOnFailure": True, "timeout": 1}
+    machine.add("k", queue="kids", extra=extra, attempts=1)
+    end(machine)
+    machine.engine._check()
+    assert (machine.state("p"), machine.state("g")) == ("failed", "failed")
+    machine.restart()
+    assert (machine.state("p"), machine.state("g")) == ("failed", "failed")
+
+
+@pytest.mark.parametrize("remove_on_fail", [False, True])
+def test_a_failure_climbs_ten_thousand_levels(machine: Machine, remove_on_fail: bool) -> None:
+    engine = machine.engine
+    engine.configure("q", dead={"maxEntries": 20_000})
+    n = 10_000
+    engine.push("q", None, NOW, job_id="0")
+    for level in range(1, n):
+        engine.push(
+            "q",
+            None,
+            NOW,
+            job_id=str(level),
+            attempts=1,
+            remove_on_fail=remove_on_fail,
+            extra={"parentId": str(level - 1), "failParentOnFailure": True},
+        )
+    assert engine.counts("q", NOW)["waiting-children"] == n - 1
+    machine.fail("q")
+    assert engine.counts("q", NOW)["failed"] == (1 if remove_on_fail else n)
+    assert engine.state("0") == "failed"
+
+
+@pytest.mark.parametrize("how", ["cancel", "remove", "clean"])
+def test_a_removed_child_leaves_an_edge_that_shows_as_missing(machine: Machine, how: str) -> None:
+    machine.add("p")
+    machine.child("k", "p", "fail")
+    if how == "clean":
+        assert machine.engine.clean("kids", NOW) == ["k"]
+    elif how == "cancel":
+        assert machine.engine.cancel("k", NOW)
+    else:
+        assert machine.engine.remove("k")
+    machine.restart()
+    assert machine.state("p") == "waiting-children"
+    assert machine.engine.dependencies("p")["missing"] == ["k"]
+    machine.add("k", queue="kids")
+    machine.finish("kids")
+    assert machine.state("p") == "waiting"
+
+
+def test_a_parent_that_runs_or_is_finished_takes_no_child(machine: Machine) -> None:
+    machine.add("p")
+    job_id, token = machine.take()
+    with pytest.raises(FlowError, match="Parent job p is not linkable"):
+        machine.child("k", "p")
+    machine.engine.ack(job_id, NOW, token=token)
+    with pytest.raises(FlowError, match="Parent job p is not linkable"):
+        machine.child("k", "p")
+    assert machine.state("k") == "unknown"
+
+
+def test_defect_61_the_holder_links_children_and_parks(machine: Machine) -> None:
+    machine.add("p")
+    job_id, token = machine.take()
+    assert machine.engine.move_to_waiting_children(job_id, NOW, token=token) is False
+    assert machine.state("p") == "active"
+    with pytest.raises(LeaseError):
+        machine.engine.move_to_waiting_children(job_id, NOW)
+    machine.child("k", "p", parent_token=token)
+    assert machine.state("p") == "active"
+    assert machine.engine.move_to_waiting_children(job_id, NOW, token=token) is True
+    machine.engine._check()
+    assert machine.state("p") == "waiting-children"
+    machine.restart()
+    assert machine.state("p") == "waiting-children"
+    machine.finish("kids")
+    assert machine.state("p") == "waiting"
+    assert machine.engine.attempts("p") == 0
+    job_id, token = machine.take()
+    assert machine.engine.move_to_waiting_children(job_id, NOW, token=token, leave=True) is False
+    assert machine.state("p") == "waiting"
+    with pytest.raises(StateError, match="Job is not active"):
+        machine.engine.move_to_waiting_children("p", NOW)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_child_that_failed_before_its_parent_parked_counts(machine: Machine, restart: bool) -> None:
+    machine.add("p")
+    job_id, token = machine.take()
+    machine.child("k", "p", "fail", parent_token=token)
+    machine.fail()
+    assert machine.state("p") == "active"
+    if restart:
+        machine.restart()
+    assert machine.engine.move_to_waiting_children(job_id, NOW, token=token) is True
+    assert machine.state("p") == "failed"
+    machine.engine._check()
+
+
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [
+        ("waiting", "waiting-children"),
+        ("active", "waiting-children"),
+        ("completed", "waiting"),
+        ("removed", "waiting"),
+        ("failed", "failed"),
+    ],
+)
+def test_c052_a_child_counts_as_it_is(machine: Machine, before: str, state: str) -> None:
+    machine.add("k", queue="kids", extra={"failParentOnFailure": True})
+    if before == "active":
+        machine.take("kids")
+    elif before == "completed":
+        machine.finish("kids")
+    elif before == "removed":
+        machine.finish("kids", remove=True)
+    elif before == "failed":
+        machine.fail()
+    machine.add("p", depends=("k",), extra={"childrenIds": ["k"]})
+    if before != "removed":
+        machine.engine.update_parent("k", "p", NOW)
+    machine.engine._check()
+    assert machine.state("p") == state
+    machine.restart()
+    assert machine.state("p") == state
+
+
+def test_c052_one_child_of_two_dependents_and_no_circle(machine: Machine) -> None:
+    machine.add("x")
+    machine.add("p1", depends=("x",))
+    machine.add("p2", depends=("x", "p1"))
+    with pytest.raises(FlowError, match="flow contains a dependency cycle"):
+        machine.engine.update_parent("p2", "x", NOW)
+    with pytest.raises(FlowError, match="A flow job cannot be its own parent"):
+        machine.engine.update_parent("x", "x", NOW)
+    with pytest.raises(FlowError, match="flow contains a dependency cycle"):
+        machine.add("y", depends=("p2",), extra={"parentId": "x"})
+    machine.engine.cancel("x", NOW)
+    with pytest.raises(FlowError, match="flow contains a dependency cycle"):
+        machine.add("x", depends=("p2",))
+    machine.add("x")
+    assert machine.finish() == "x"
+    assert machine.finish() == "p1"
+    assert machine.finish() == "p2"
+
+
+def test_a_child_has_one_parent(machine: Machine) -> None:
+    for name in ("p", "other"):
+        machine.add(name)
+    machine.child("k", "p")
+    with pytest.raises(FlowError, match="Child job k already belongs to parent p"):
+        machine.engine.update_parent("k", "other", NOW)
+    for child, parent, text in (
+        ("no", "p", "Child job not found: no"),
+        ("k", "no", "Parent job not found: no"),
+    ):
+        with pytest.raises(NotFoundError, match=text):
+            machine.engine.update_parent(child, parent, NOW)
+
+
+def test_ties_can_be_undone(machine: Machine) -> None:
+    engine = machine.engine
+    machine.add("p")
+    machine.child("k1", "p")
+    machine.child("k2", "p")
+    assert engine.remove_child_dependency("k1", NOW) is True
+    with pytest.raises(FlowError, match="Job k1 has no parent"):
+        engine.remove_child_dependency("k1", NOW)
+    assert machine.state("p") == "waiting-children"
+    machine.restart()
+    engine = machine.engine
+    engine.listen("q", EVENT_BITS["waiting"])
+    assert engine.remove_child_dependency("k2", NOW) is True
+    engine._check()
+    assert engine.take_events() == [("waiting", "q", "p", NOW, "waiting-children")]
+    machine.restart()
+    assert machine.state("p") == "waiting"
+
+
+def test_removing_unprocessed_children_frees_the_parent(machine: Machine) -> None:
+    machine.add("p")
+    for name in ("k1", "k2", "k3"):
+        machine.child(name, "p")
+    machine.engine.cancel("k3", NOW)
+    taken, token = machine.take("kids")
+    assert machine.engine.remove_unprocessed_children("p", NOW) == 1
+    machine.engine._check()
+    assert [machine.state(name) for name in ("k1", "k2", "p")] == ["active", "unknown", "waiting-children"]
+    machine.engine.ack(taken, NOW, token=token)
+    machine.restart()
+    assert machine.state("p") == "waiting"
+    assert machine.engine.remove_unprocessed_children("no", NOW) == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 10_000])
+def test_c053_however_many_children(n: int) -> None:
+    machine = Machine(max_waiting_deps=20_000)
+    engine = machine.engine
+    kids = [f"k{i}" for i in range(n)]
+    for name in kids:
+        engine.push("kids", None, NOW, job_id=name)
+    engine.push("q", None, NOW, job_id="p", extra={"dependsOn": kids, "childrenIds": kids})
+    machine.save()
+    for name in kids:
+        assert engine.state("p") == "waiting-children"
+        engine.pull("kids", NOW, 0)
+        engine.ack(name, NOW)
+    assert engine.state("p") == "waiting"
+    # Completing a child writes nothing for its parent but the last one.
+    assert rows.take_rows(engine, NOW, 0).n_jobs == n + (n > 0)
+    engine._check()
