@@ -19,8 +19,8 @@ from qcore.broker.jobview cimport CAP_OUTCOMES
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    COMPLETED, F_DURABLE, F_GROUPED, F_LIFO, F_LINKED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED, STAGED, Blob, Run,
-    blob_new,
+    COMPLETED, F_DURABLE, F_GROUPED, F_LIFO, F_LINKED, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, FAILED, STAGED, Blob,
+    Run, blob_new,
 )
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from qcore.broker.session import Added, Session
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
-#: Options that are checked but not served. A value that asks for one is refused, never ignored.
-UNSERVED_OPTIONS = ()
 MAX_BACKOFF_MS = 0xFFFFFFFF  # what a record can hold
 _KEPT_OPTIONS = (
     "ttl",
@@ -125,9 +123,6 @@ def admissible(session: Session, jobs: list[Fields]) -> None:
     """Refuse what cannot be admitted now, before anything changes."""
     broker = session.broker
     for options in jobs:
-        for name in UNSERVED_OPTIONS:
-            if options.get(name):
-                raise CommandError(f"{name} is not supported by this server yet")
         if options.get("uniqueKey") and options.get("debounceId"):
             raise CommandError("uniqueKey and debounceId cannot be given together")
         if "repeat" in options:

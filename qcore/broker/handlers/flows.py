@@ -60,7 +60,6 @@ def _pushf(answer: Answer, fields: Fields) -> Reply:
     bad = engine.check_links(ties)
     if bad is not None:
         raise bad[1]
-    # What else is bounded for jobs that are queued together is to be counted here, over all of `nodes`.
     outcome = session.add(None, [_planned(node, broker.wall_ms) for node in nodes.values()], staged=True)
     hold_add(answer, outcome)
     return {"data": {"jobs": [broker.added_packed(session, node_id) for node_id in outcome.ids]}}
