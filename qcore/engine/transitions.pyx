@@ -15,8 +15,8 @@ from qcore.engine.capacity cimport Capacity
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED,
-    F_LOGGED, F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED,
-    FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    F_LOGGED, F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID,
+    F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
     KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, key_of,
