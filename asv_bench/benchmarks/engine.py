@@ -16,6 +16,12 @@ NOW_NS = 1_000_000_000_000
 LEASE_MS = 30_000
 
 
+def frame(request):
+    """Return a request as a client sends it."""
+    body = pack(request)
+    return len(body).to_bytes(4, "big") + body
+
+
 def filled(n):
     """Return an engine with ``n`` waiting jobs, and their ids."""
     engine = Engine(SEED)
@@ -119,6 +125,36 @@ class Minutes:
         ack, now = self.engine.ack, self.now
         for job_id in self.held:
             ack(job_id, now)
+
+
+class Listened:
+    """What does a completion cost when its event is built for ``listeners``?"""
+
+    params = (0, 1)
+    param_names = ("listeners",)
+    number = 1
+    repeat = (3, 20, 5.0)
+    rounds = 2
+    warmup_time = 0
+
+    def setup(self, listeners):
+        with needs("session"):
+            from qcore.broker import open_broker
+            from qcore.broker.session import Session
+        broker = open_broker(seed=SEED)
+        self.session, self.listeners = Session(broker), [Session(broker) for _ in range(listeners)]
+        for listener in self.listeners:
+            listener.feed(frame({"cmd": "SubscribeEvents", "queue": "q", "eventTypes": ["completed"]}))
+        jobs = [{"name": "default", "customId": f"job-{i}", "data": i} for i in range(CALLS)]
+        self.session.feed(frame({"cmd": "PUSHB", "queue": "q", "jobs": jobs}))
+        self.session.feed(frame({"cmd": "PULLB", "queue": "q", "count": CALLS}))
+        self.acks = [frame({"cmd": "ACK", "id": f"job-{i}", "result": i}) for i in range(CALLS)]
+
+    def time_complete(self, listeners):
+        feed, take = self.session.feed, self.session.take
+        for ack in self.acks:
+            feed(ack)
+            take()
 
 
 class Batches:

@@ -9,6 +9,14 @@ from qcore.structs.delayheap cimport DelayHeap
 from qcore.wire.writer cimport Writer
 
 
+cdef enum:                      # commands whose time is taken
+    T_PUSH = 0
+    T_PULL = 1
+    T_ACK = 2
+    N_TIMED = 3
+    N_BUCKETS = 16
+
+
 cdef class Outlet:
     """What the broker needs of a session: where replies go, and how to say that there are some."""
     cdef Writer out             # frames ready to be sent
@@ -95,13 +103,17 @@ cdef class Broker:
     cdef readonly bint closed, intake
     cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit
-    cdef readonly int64_t started_ms
-    cdef public object rate_sample      # (monotonic ns, pushed, pulled, rates) of the last look at the rates
+    cdef readonly int64_t started_ms, started_ns
+    cdef int64_t timed[N_TIMED]                 # commands of the feed in hand
+    cdef int64_t n_took[N_TIMED][N_BUCKETS]     # how long they took, by LATENCY_BOUNDS_MS
+    cdef int64_t took_ns[N_TIMED]
+    cdef public object rate_sample      # (monotonic ns, totals, averages) of the last look at the rates
     cdef uint32_t batch         # mark of the batch that is being judged
 
     cdef int c_enter(self) except -1
     cdef c_leave(self)
     cdef int c_tick(self) except -1
+    cdef int c_took(self, int64_t n_frames) except -1
     cdef int c_note(self) except -1
     cdef Writer c_reply(self, Outlet outlet, bint held, bint add)
     cdef int c_notify(self, Outlet outlet) except -1

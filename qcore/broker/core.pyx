@@ -54,6 +54,8 @@ logger = logging.getLogger("qcore.broker")
 cdef int64_t RETRY_FIRST_NS = 200_000_000
 cdef int64_t RETRY_MOST_NS = 30_000_000_000
 
+cdef int64_t[N_BUCKETS - 1] BOUNDS_NS = [int(bound * 1e6) for bound in limits.LATENCY_BOUNDS_MS]
+
 cdef bytes K_OK = b"\xa2ok\xc3"
 cdef bytes K_JOB = b"\xa3job", K_JOBS = b"\xa4jobs", K_TOKEN = b"\xa5token", K_TOKENS = b"\xa6tokens"
 cdef bytes K_REQ_ID = b"\xa5reqId"
@@ -125,6 +127,7 @@ cdef class Broker:
         self.intake = True
         self.c_tick()
         self.started_ms = self.now_ms
+        self.started_ns = self.now_ns
 
     def __dealloc__(self):
         if self.lock != NULL:
@@ -164,6 +167,51 @@ cdef class Broker:
             self.now_ms = self.clock.now_ms()
             self.now_ns = self.clock.now_ns()
         return 0
+
+    cdef int c_took(self, int64_t n_frames) except -1:
+        """A feed of so many frames was run: share its time among the counted commands. One clock reading."""
+        cdef timespec t
+        cdef int64_t each
+        cdef int kind, bucket = 0
+        if self.clock is None:
+            clock_gettime(CLOCK_MONOTONIC, &t)
+            each = <int64_t>t.tv_sec * 1000000000 + t.tv_nsec - self.now_ns
+        else:
+            each = self.clock.now_ns() - self.now_ns
+        each = max(0, each) // max(1, n_frames)
+        while bucket < N_BUCKETS - 1 and each > BOUNDS_NS[bucket]:
+            bucket += 1
+        for kind in range(N_TIMED):
+            self.n_took[kind][bucket] += self.timed[kind]
+            self.took_ns[kind] += each * self.timed[kind]
+            self.timed[kind] = 0
+        return 0
+
+    def latencies(self):
+        """What the engine took for each push, pull and ack: (numbers by bucket, seconds in all)."""
+        cdef dict out = {}
+        cdef list counts
+        cdef int kind = 0, i
+        for name in ("push", "pull", "ack"):
+            counts = []
+            for i in range(N_BUCKETS):
+                counts.append(self.n_took[kind][i])
+            out[name] = (counts, self.took_ns[kind] * 1e-9)
+            kind += 1
+        return out
+
+    def sizes(self):
+        """Entries of what grows and shrinks in here."""
+        return {
+            "jobs": len(self.engine),
+            "queues": len(self.engine.queues),
+            "waits": len(self.waits),
+            "subscriptions": sum([len(outlets) for outlets in self.listeners.values()]),
+            "sessions": self.last_number - len(self.free_numbers),
+            "workers": len(self.workers),
+            "webhooks": len(self.hooks.by_id),
+            "unflushed": self.unflushed,
+        }
 
     def __enter__(self):
         """Hold the lock for several engine calls (for generic handlers)."""
@@ -941,6 +989,31 @@ cdef class Broker:
         cdef Writer w = Writer()
         c_write_job(w, self.engine, slot, view, outlet.caps)
         return c_packed(w.take())
+
+    def glances(self, Outlet outlet not None, str queue not None, object states, Py_ssize_t limit):
+        """The oldest jobs of a queue in these states, in few words; of dead letters with their data."""
+        cdef Queue q = self.engine.queues.get(queue)
+        cdef uint32_t slot
+        cdef Job *job
+        cdef Writer w
+        cdef list out = []
+        cdef dict one
+        if q is None:
+            return out
+        for slot in self.engine.c_select(q, states, 0, limit, True, self.now_ms):
+            job = self.engine.job_at(slot)
+            one = {"id": self.engine.c_id(job), "createdAt": job.created_ms, "attempts": job.attempts}
+            if "failed" in states:
+                if job.data != NULL:
+                    w = Writer()
+                    c_write_payload(w, job.data, outlet.caps)
+                    one["data"] = c_packed(w.take())
+            else:
+                one["priority"] = int(job.priority) if job.priority == <int64_t>job.priority else job.priority
+                one["runAt"] = job.run_ms
+                one["progress"] = 0 if job.extra == NULL else (<dict>job.extra).get("progress", 0)
+            out.append(one)
+        return out
 
     def result_packed(self, Outlet outlet not None, str job_id not None):
         """The result of a completed job as this reader can decode it, or None."""

@@ -14,7 +14,7 @@ from libc.math cimport floor, isfinite
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from qcore.broker.core cimport Broker, Outlet
+from qcore.broker.core cimport Broker, Outlet, T_ACK, T_PULL, T_PUSH
 from qcore.broker.jobview cimport CAP_OUTCOMES
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
@@ -134,9 +134,13 @@ cdef class Session(Outlet):
     cdef int c_run(self, bytes whole) except -1:
         """Run the whole frames of these bytes and keep what is left."""
         cdef Py_ssize_t used = 0, n = PyBytes_GET_SIZE(whole)
+        cdef int64_t before = self.n_frames
+        cdef Broker broker = self.broker
         self.broker.c_enter()
         try:
             self.c_frames(<const unsigned char *>PyBytes_AS_STRING(whole), n, &used)
+            if broker.timed[T_PUSH] | broker.timed[T_PULL] | broker.timed[T_ACK]:
+                broker.c_took(self.n_frames - before)
             if self.broker.engine.woken:
                 self.broker.c_serve()
             if self.broker.engine.settled:
@@ -445,17 +449,23 @@ cdef class Session(Outlet):
             return DECLINED
         if k == 4:
             if memcmp(key, b"PUSH", 4) == 0:
+                self.broker.timed[T_PUSH] += 1
                 return self.c_push(p, n)
             if memcmp(key, b"PULL", 4) == 0:
+                self.broker.timed[T_PULL] += 1
                 return self.c_pull(p, n, False)
             if memcmp(key, b"ACKB", 4) == 0:
+                self.broker.timed[T_ACK] += 1
                 return self.c_ackb(p, n)
         elif k == 5:
             if memcmp(key, b"PUSHB", 5) == 0:
+                self.broker.timed[T_PUSH] += 1
                 return self.c_pushb(p, n)
             if memcmp(key, b"PULLB", 5) == 0:
+                self.broker.timed[T_PULL] += 1
                 return self.c_pull(p, n, True)
         elif k == 3 and memcmp(key, b"ACK", 3) == 0:
+            self.broker.timed[T_ACK] += 1
             return self.c_ack(p, n)
         return DECLINED
 

@@ -35,6 +35,7 @@ class Options:
     max_write_queue_bytes: int = 67_108_864
     max_queue_events: int = 10_000
     max_metric_minutes: int = 20_160
+    max_metric_queues: int = 100
     webhook_tries: int = 3
     webhook_pause_ms: int = 1000
     webhook_allowed: tuple[Network, ...] = ()
@@ -99,6 +100,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
         max_queue_events=_number(None, None, "BUNQUEUE_MAX_QUEUE_EVENTS", env, 10_000, 0, 2**31),
         max_metric_minutes=_number(None, None, "BUNQUEUE_MAX_METRIC_MINUTES", env, 20_160, 0, 2**31),
+        max_metric_queues=_number(None, None, "METRICS_MAX_QUEUES", env, 100, 0, 2**31),
         webhook_tries=_number(None, None, "WEBHOOK_MAX_RETRIES", env, 3, 1, 100),
         webhook_pause_ms=_number(None, None, "WEBHOOK_RETRY_DELAY_MS", env, 1000, 0, 3_600_000),
         webhook_allowed=_networks("QCORE_WEBHOOK_ALLOW", env),

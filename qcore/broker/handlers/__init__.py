@@ -20,6 +20,7 @@ from qcore.broker.handlers import (
     events,
     flows,
     jobs,
+    monitoring,
     queues,
     schedules,
     totals,
@@ -51,6 +52,7 @@ HANDLERS: Mapping[str, Handler] = {
     **workers.HANDLERS,
     **events.HANDLERS,
     **webhooks.HANDLERS,
+    **monitoring.HANDLERS,
     **totals.HANDLERS,
 }
 

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from qcore.broker.core import Broker
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 
+#: A rate is taken over at least so long, and the newest weighs so much against those before.
+RATE_WINDOW_S = 0.1
+RATE_WEIGHT = 0.3
+
 
 def _stats(answer: Answer, fields: Fields) -> Reply:
     """Jobs by state as they are, pauses left aside; ``completed`` and ``failed`` since the start."""
     broker = answer.session.broker
-    totals = broker.engine.totals(broker.wall_ms)
-    pushed, pulled = _rates(broker, totals)
+    totals = counted(broker)
+    pushed, pulled, _, _ = rates(broker, totals)
     return {
         "stats": {
             "waiting": totals["waiting"],
@@ -29,24 +33,34 @@ def _stats(answer: Answer, fields: Fields) -> Reply:
             "completed": totals["total_completed"],
             "failed": totals["total_failed"],
             "uptime": broker.wall_ms - broker.started_ms,
-            "pushPerSec": pushed,
-            "pullPerSec": pulled,
+            "pushPerSec": round(pushed, 2),
+            "pullPerSec": round(pulled, 2),
         }
     }
 
 
-def _rates(broker: Broker, totals: Mapping[str, int]) -> tuple[float, float]:
-    """Jobs added and delivered a second, between this look and the last one a second or more before."""
-    before = broker.rate_sample
-    now = broker.monotonic_ns
-    rates = (0.0, 0.0)
-    if before is not None:
-        seconds = (now - before[0]) * 1e-9
-        if seconds < 1:
-            return before[3]
-        rates = ((totals["pushed"] - before[1]) / seconds, (totals["pulled"] - before[2]) / seconds)
-    broker.rate_sample = (now, totals["pushed"], totals["pulled"], rates)
-    return rates
+def counted(broker: Broker) -> dict[str, int]:
+    """Jobs of all queues by state, and how many passed since the start."""
+    return broker.engine.totals(broker.wall_ms)
+
+
+def rates(broker: Broker, totals: Mapping[str, int]) -> tuple[float, ...]:
+    """Jobs pushed, pulled, completed and failed a second: a moving average over the looks at it.
+
+    A look within the window of the one before answers the same. The first covers the time since the start.
+    """
+    counts = tuple(totals[name] for name in ("pushed", "pulled", "total_completed", "total_failed"))
+    since_ns, before, averages = broker.rate_sample or (broker.started_ns, (0, 0, 0, 0), None)
+    seconds = (broker.monotonic_ns - since_ns) * 1e-9
+    if seconds < RATE_WINDOW_S:
+        return averages or (0.0, 0.0, 0.0, 0.0)
+    found = tuple((now - then) / seconds for now, then in zip(counts, before, strict=True))
+    if averages is not None:
+        found = tuple(
+            RATE_WEIGHT * new + (1 - RATE_WEIGHT) * old for new, old in zip(found, averages, strict=True)
+        )
+    broker.rate_sample = (broker.monotonic_ns, counts, found)
+    return found
 
 
 def _metrics(answer: Answer, fields: Fields) -> Reply:
@@ -67,22 +81,25 @@ def _metrics(answer: Answer, fields: Fields) -> Reply:
         return {"data": {"meta": meta, "data": data, "count": n}}
     broker = answer.session.broker
     totals = broker.engine.totals(broker.wall_ms)
+    took = broker.latencies().values()
+    n, seconds = sum(sum(counts) for counts, _ in took), sum(seconds for _, seconds in took)
+    done = totals["total_completed"]
     return {
         "metrics": {
             "totalPushed": totals["pushed"],
             "totalPulled": totals["pulled"],
             "totalCompleted": totals["total_completed"],
             "totalFailed": totals["total_failed"],
-            "avgLatencyMs": 0,
-            "avgProcessingMs": 0,
-            "memoryUsageMb": _memory_mb(),
+            "avgLatencyMs": round(1000 * seconds / n, 3) if n else 0,
+            "avgProcessingMs": round(broker.engine.busy_ms / done, 3) if done else 0,
+            "memoryUsageMb": memory_mb(),
             "sqliteSizeMb": _file_mb(broker),
             "activeConnections": broker.n_sessions,
         }
     }
 
 
-def _memory_mb() -> float:
+def memory_mb() -> float:
     """Resident memory of this process; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as statm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from qcore.wire.fields import Field
-from qcore.wire.tables.shape import Command
+from qcore.wire.tables.shape import QUEUE, Command
 
 COMMANDS: Final = (
     Command("Stats", (), ("stats",), (), "Count jobs of all queues."),
@@ -24,6 +24,42 @@ COMMANDS: Final = (
         ),
         "Read totals since the start of the server, or what ended in a queue by minute.",
     ),
+    Command(
+        "DashboardOverview",
+        (),
+        tuple(
+            f"data.{name}"
+            for name in (
+                "stats",
+                "throughput",
+                "latency",
+                "memory",
+                "collections",
+                "workers",
+                "crons",
+                "storage",
+                "timestamp",
+            )
+        ),
+        (),
+        "Read the figures of the whole broker.",
+    ),
+    Command("DashboardQueues", (), ("data.queues", "data.timestamp"), (), "Read the counts of every queue."),
+    Command(
+        "DashboardQueue",
+        (
+            QUEUE,
+            Field("includeJobs", "flag", False, help="list jobs too"),
+            Field("jobsLimit", "int", 10, minimum=0, maximum=50, help="most jobs of each list"),
+        ),
+        tuple(
+            f"data.{name}"
+            for name in ("name", "counts", "paused", "priorityCounts", "dlqPreview", "timestamp", "jobs")
+        ),
+        (),
+        "Read the figures of one queue, and some of its jobs.",
+    ),
+    Command("Prometheus", (), ("data.metrics",), (), "Read the figures in the text form of Prometheus."),
     Command("CompactMemory", (), (), (), "Give back memory that is not needed."),
     Command(
         "StorageStatus",
