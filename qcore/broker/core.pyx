@@ -208,7 +208,7 @@ cdef class Broker:
             "waits": len(self.waits),
             "subscriptions": sum([len(outlets) for outlets in self.listeners.values()]),
             "sessions": self.last_number - len(self.free_numbers),
-            "workers": len(self.workers),
+            "workers": len(self.engine.workers),
             "webhooks": len(self.hooks.by_id),
             "unflushed": self.unflushed,
         }
