@@ -546,6 +546,8 @@ def _copied_queue(queue: Queue) -> Queue:
         setattr(twin, name, copy.copy(getattr(queue, name)))
     if limited(queue):
         twin.limits = copy.deepcopy(queue.limits)
+    else:
+        twin.limits.groups = {}  # not the one that the next group goes into
     return twin
 
 
