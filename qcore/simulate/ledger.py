@@ -63,6 +63,8 @@ class Ledger:
         self._sent[req_id] = (producer, request, self._moment)
         for job_id in (request.get("id"), request.get("jobId"), *request.get("ids", ())):
             self._added.pop(job_id, None)
+            if job_id is not None:
+                self._touched.add(job_id)  # perhaps before the reply to its add was heard
         cmd = request["cmd"]
         if cmd in QUEUE_WIDE:
             queue = request["queue"]
