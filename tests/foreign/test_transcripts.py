@@ -44,7 +44,8 @@ def scenarios() -> Iterator[Any]:
             if "scenario" not in entry:
                 steps.append(entry)
                 continue
-            if head:
+            # "strict": of one old release, which later ones and this server correct.
+            if head and head.get("needs") != "strict":
                 yield pytest.param(head.get("needs", ""), steps, id=head["scenario"])
             head, steps = entry, []
 
