@@ -1,0 +1,495 @@
+"""Troubles that other queues had with the write path, with batches and with questions, one test each.
+
+The numbers are those of docs/explanation/defects.md.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from broker_talk import Talk, frame, frames
+
+from qcore.broker import open_broker
+from qcore.broker.core import Broker
+from qcore.broker.opening import close_broker, commit, flush
+from qcore.clock import ManualClock
+from qcore.errors import StoreError
+from qcore.store.base import Cut, StoreFault
+from qcore.store.memory import MemoryStore
+from qcore.wire.commands import JOB_OPTIONS
+from qcore.wire.packing import pack
+
+FULL = StoreFault("no space left", "full")
+
+
+class Life:
+    """A broker over a store that outlives it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStore()
+        self.n = 0
+        self.open()
+
+    def open(self, **options: Any) -> Talk:
+        self.n += 1
+        self.broker: Broker = open_broker(
+            store=self.store, mode="server", clock=self.clock, seed=bytes([self.n] * 16), **options
+        )
+        self.broker.engine._check()
+        self.talk = Talk(self.broker)
+        return self.talk
+
+    def crash(self, *, flushed: bool = True) -> Talk:
+        """Start again from what is in the store."""
+        if flushed:
+            flush(self.broker)
+        self.store = self.store.reopened()
+        return self.open()
+
+    def rows(self) -> int:
+        return sum(1 for _ in self.store.load().jobs)
+
+
+@pytest.fixture
+def life(clock: ManualClock) -> Life:
+    return Life(clock)
+
+
+def states(talk: Talk, *ids: str) -> list[str]:
+    return [talk.good("GetState", id=job_id)["state"] for job_id in ids]
+
+
+def test_defect_01_one_id_twice_in_a_flush_is_one_row(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "a"}, {"customId": "a"}, {"customId": "b"}])
+    talk.send(
+        {"cmd": "PULL", "queue": "q"}, {"cmd": "ACK", "id": "a"}, {"cmd": "PUSH", "queue": "q", "jobId": "a"}
+    )
+    talk = life.crash()
+    assert life.rows() == 2
+    assert states(talk, "a", "b") == ["waiting", "waiting"]
+
+
+@pytest.mark.parametrize("when", ["before the flush", "during the flush"])
+@pytest.mark.parametrize("how", ["Cancel", "Drain", "Obliterate"])
+def test_defects_02_03_what_was_removed_does_not_come_back(life: Life, when: str, how: str) -> None:
+    """A removal may overtake the insert that is still on its way."""
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a")
+    cut = None
+    if when == "during the flush":
+        cut = life.broker.begin_commit()
+        assert cut is not None
+    talk.send({"cmd": how, **({"id": "a"} if how == "Cancel" else {"queue": "q"})})
+    if cut is not None:
+        commit(life.broker, cut)
+    talk = life.crash()
+    assert states(talk, "a") == ["unknown"]
+    assert life.rows() == 0
+
+
+def test_defect_06_recovery_sees_every_row_although_it_changes_them(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """Rows are read in pages by key: what recovery requeues cannot push others out of a page."""
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="embedded", clock=clock)
+    talk = Talk(broker)
+    for _ in range(3):
+        talk.good("PUSHB", queue="q", jobs=[{"maxAttempts": 1 + i % 2} for i in range(1000)])
+    for _ in range(2):
+        talk.good("PULLB", queue="q", count=1000)
+    flush(broker)
+    broker.store.close()
+    broker = open_broker(path, mode="embedded", clock=clock)
+    counts = Talk(broker).good("GetJobCounts", queue="q")["counts"]
+    assert (counts["failed"], counts["waiting"] + counts["delayed"]) == (1000, 2000)
+    broker.engine._check()
+    close_broker(broker)
+
+
+def test_defect_10_every_change_of_a_job_is_stored(life: Life) -> None:
+    talk = life.talk
+    talk.good(
+        "PUSHB", queue="q", jobs=[{"customId": i, "delay": 5_000} for i in ("late", "up", "new", "moved")]
+    )
+    talk.good("PUSH", queue="q", jobId="taken")
+    flush(life.broker)
+    token = talk.good("PULL", queue="q", owner="w")["token"]
+    talk.good("ChangeDelay", id="late", delay=60_000)
+    talk.good("ChangePriority", id="up", priority=7)
+    talk.good("Update", id="new", data={"v": 2})
+    talk.good("MoveToWait", id="moved")
+    talk.good("MoveToDelayed", id="taken", token=token, delay=9_000)
+    before = [talk.good("GetJob", id=i)["job"] for i in ("late", "up", "new", "moved", "taken")]
+    talk = life.crash(flushed=False)
+    assert [talk.good("GetJob", id=i)["job"] for i in ("late", "up", "new", "moved", "taken")] == before
+    assert [job["state"] for job in before] == ["delayed", "delayed", "delayed", "waiting", "delayed"]
+
+
+def test_defect_13_a_new_generation_has_nothing_of_the_old_row(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a", data="old", timeout=5_000)
+    talk.good("PULL", queue="q")
+    talk.good("Progress", id="a", progress=50, message="half")
+    talk.good("AddLog", id="a", message="line")
+    talk.good("ACK", id="a", result="old")
+    talk.good("PUSH", queue="q", jobId="a")
+    talk = life.crash(flushed=False)
+    job = talk.good("GetJob", id="a")["job"]
+    assert (job["state"], job["progress"], job["progressMessage"], job["timeout"]) == (
+        "waiting",
+        0,
+        None,
+        None,
+    )
+    assert "data" not in job
+    assert "result" not in talk.good("GetResult", id="a")
+    assert talk.good("GetLogs", id="a")["data"]["count"] == 0
+
+
+def test_defect_14_one_durable_member_makes_its_batch_wait_for_the_disk(life: Life) -> None:
+    talk = life.talk
+    talk.send({"cmd": "PUSHB", "queue": "q", "jobs": [{"customId": "a"}, {"customId": "b", "durable": True}]})
+    assert talk.replies() == []
+    flush(life.broker)
+    assert talk.replies()[0]["ids"] == ["a", "b"]
+    assert life.rows() == 2
+
+
+def test_defect_17_a_flush_for_a_backup_leaves_nothing_out_or_says_so(life: Life) -> None:
+    life.talk.good("PUSH", queue="q", jobId="a")
+    life.store.broken = FULL
+    with pytest.raises(StoreError, match="no space left"):
+        flush(life.broker)
+    life.store.broken = None
+    flush(life.broker)
+    assert life.rows() == 1
+
+
+def test_defect_18_a_failure_is_confirmed_when_it_is_in_the_file(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a", maxAttempts=1)
+    talk.good("PULL", queue="q")
+    talk.send({"cmd": "FAIL", "id": "a", "error": "no"})
+    assert talk.replies() == []
+    life.store.broken = FULL
+    cut = life.broker.begin_commit()
+    assert cut is not None
+    commit(life.broker, cut)
+    (reply,) = talk.replies()
+    assert "Outcome unknown" in reply["error"]
+    life.store.broken = None
+    talk = life.crash()  # what was kept is written with the next cut
+    assert states(talk, "a") == ["failed"]
+
+
+def test_defect_19_many_requests_share_one_commit(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSHB", queue="q", jobs=[{"customId": str(i)} for i in range(300)])
+    talk.good("PULLB", queue="q", count=300)
+    flush(life.broker)
+    before = life.store.status()["commits"]
+    talk.send(*({"cmd": "ACK", "id": str(i)} for i in range(300)))
+    flush(life.broker)
+    assert all(reply["ok"] for reply in talk.replies())
+    assert life.store.status()["commits"] == before + 1
+
+
+def test_defect_47_a_batch_pull_waits_as_a_single_one_does(life: Life, clock: ManualClock) -> None:
+    talk = life.talk
+    talk.send({"cmd": "PULLB", "queue": "q", "count": 5, "timeout": 1_000})
+    clock.advance(999)
+    life.broker.pump()
+    assert talk.replies() == []
+    Talk(life.broker).good("PUSHB", queue="q", jobs=[{}, {}])
+    assert len(talk.replies()[0]["jobs"]) == 2
+
+
+def test_defect_49_large_batches_and_streams_are_linear(clock: ManualClock) -> None:
+    """Quadratic work would not end within the bound that the runner sets."""
+    broker = open_broker(clock=clock, max_completed=1_000)
+    talk = Talk(broker)
+    body = b"\x80" * 1_000
+    batch = b"\x83\xa3cmd\xa5PUSHB\xa5queue\xa1q\xa4jobs\xdc\x03\xe8" + body
+    stream = (struct.pack(">I", len(batch)) + batch) * 200
+    for at in range(0, len(stream), 1_000):
+        talk.session.feed(stream[at : at + 1_000])
+    assert talk.good("Count", queue="q")["count"] == 200_000 if not talk.replies() else True
+    assert Talk(broker).good("Count", queue="q")["count"] == 200_000
+    puller = Talk(broker)
+    for _ in range(200):
+        ids = [job["id"] for job in puller.good("PULLB", queue="q", count=1_000)["jobs"]]
+        puller.good("ACKB", ids=ids)
+    assert puller.good("GetJobCounts", queue="q")["counts"]["completed"] == 1_000
+    pings = frame({"cmd": "Ping"}) * 50_000
+    puller.session.feed(pings)
+    n = 0
+    while puller.session.has_output or puller.session.backlogged:
+        n += len(frames(puller.session.take()))
+        puller.session.resume()
+    assert n == 50_000
+
+
+def test_defect_50_a_live_job_is_never_nowhere(clock: ManualClock) -> None:
+    broker = open_broker(clock=clock)
+    talk = Talk(broker)
+    talk.good("PUSH", queue="q", jobId="a", maxAttempts=2_000_000)
+    ended = threading.Event()
+    seen: set[str] = set()
+
+    def look() -> None:
+        asking = Talk(broker)
+        while not ended.is_set():
+            seen.add(asking.good("GetState", id="a")["state"])
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(3_000):
+            talk.good("PULL", queue="q")
+            talk.good("MoveToDelayed", id="a", delay=0)
+    finally:
+        ended.set()
+        looking.join()
+    assert "unknown" not in seen
+
+
+def test_defect_52_pages_over_several_states_join(life: Life, clock: ManualClock) -> None:
+    talk = life.talk
+    for i in range(28):
+        clock.advance(1)
+        talk.good("PUSH", queue="q", jobId=f"{i:02}", delay=0 if i % 3 else 50_000, maxAttempts=1)
+    talk.good("PULLB", queue="q", count=9)
+    for i in (1, 2, 4):
+        talk.good("ACK", id=f"{i:02}")
+    for i in (5, 7):
+        talk.good("FAIL", id=f"{i:02}")
+    wanted = [f"{i:02}" for i in range(28)]
+    for asc, expected in ((True, wanted), (False, wanted[::-1])):
+        for size in (1, 9, 10, 28, 100):
+            pages = [
+                [job["id"] for job in talk.good("GetJobs", queue="q", offset=at, limit=size, asc=asc)["jobs"]]
+                for at in range(0, 28, size)
+            ]
+            assert [job_id for page in pages for job_id in page] == expected
+            assert all(len(page) == size for page in pages[:-1])
+    assert talk.good("GetJobs", queue="q", offset=28)["jobs"] == []
+    assert talk.good("GetJobs", queue="q", limit=0)["jobs"] == []
+    assert "at least 0" in talk.refused("GetJobs", queue="q", limit=-1)
+    assert "at least 0" in talk.refused("GetJobs", queue="q", offset=-1)
+
+
+def test_defect_53_cleaning_delayed_jobs_leaves_the_others(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "w"}, {"customId": "p", "priority": 1}])
+    talk.good("PUSH", queue="q", jobId="d", delay=1_000)
+    assert talk.good("Clean", queue="q", grace=0, state="delayed")["ids"] == ["d"]
+    assert states(talk, "w", "p", "d") == ["waiting", "prioritized", "unknown"]
+
+
+ROUND_TRIP: dict[str, object] = {
+    "name": "n",
+    "data": {"k": [1, None, b"\x00"]},
+    "priority": 2.5,
+    "delay": 60_000,
+    "maxAttempts": 7,
+    "backoff": {"type": "fixed", "delay": 50, "maxDelay": 70},
+    "ttl": 70_000,
+    "timeout": 1_234,
+    "stallTimeout": 4_321,
+    "tags": ["x", "y"],
+    "lifo": True,
+    "removeOnComplete": True,
+    "removeOnFail": True,
+    "durable": True,
+    "stackTraceLimit": 3,
+    "keepLogs": 4,
+    "sizeLimit": 10_000,
+}
+
+
+@pytest.mark.parametrize("cmd", ["PUSH", "PUSHB"])
+def test_defect_72_no_option_is_lost_between_the_layers(life: Life, cmd: str) -> None:
+    """Each option comes back as it was given, by every way in and after a restart."""
+    talk = life.talk
+    if cmd == "PUSH":
+        job_id = talk.good("PUSH", queue="q", **ROUND_TRIP)["id"]
+    else:
+        (job_id,) = talk.good("PUSHB", queue="q", jobs=[ROUND_TRIP])["ids"]
+    for _ in range(2):
+        job = talk.good("GetJob", id=job_id)["job"]
+        for name, value in ROUND_TRIP.items():
+            if name == "backoff":
+                assert job["backoffConfig"] == value
+            elif name == "delay":
+                assert job["runAt"] - job["createdAt"] == value
+            else:
+                assert job[name] == value, name
+        talk = life.crash()
+    assert {field.name for field in JOB_OPTIONS} >= set(ROUND_TRIP)
+
+
+def test_defect_73_a_view_of_a_buffer_is_exactly_its_own_bytes(life: Life) -> None:
+    buffer = bytearray(b"secret-mine-secret")
+    packed = pack({"v": memoryview(buffer)[7:11]}, typed=False)
+    body = b"\x83\xa3cmd\xa4PUSH\xa5queue\xa1q\xa4data" + packed
+    life.talk.session.feed(struct.pack(">I", len(body)) + body)
+    assert life.talk.replies()[0]["ok"]
+    assert b"secret" not in packed
+    assert life.talk.good("PULL", queue="q")["job"]["data"] == {"v": b"mine"}
+
+
+def test_defect_76_who_waits_is_not_told_completed_when_the_engine_closes(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a")
+    talk.send({"cmd": "WaitJob", "id": "a", "timeout": 600_000})
+    talk.session.close()
+    close_broker(life.broker)
+    assert all(reply.get("completed") is not True for reply in talk.replies())
+
+
+def test_defect_91_one_bad_token_costs_only_its_own_member(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSHB", queue="q", jobs=[{"customId": i} for i in "abc"])
+    tokens = talk.good("PULLB", queue="q", count=3, owner="w")["tokens"]
+    reply = talk.good("ACKB", ids=["a", "b", "c"], tokens=[tokens[0], tokens[0], tokens[2]])
+    assert reply["data"]["ignoredIds"] == ["b"]
+    assert "Invalid or expired lock token" in reply["data"]["refused"][0]["reason"]
+    assert states(talk, "a", "b", "c") == ["completed", "active", "completed"]
+
+
+def test_defect_94_accepted_jobs_are_never_given_up(life: Life, clock: ManualClock) -> None:
+    talk = life.talk
+    life.store.broken = FULL
+    talk.good("PUSH", queue="q", jobId="a")
+    for _ in range(40):  # twenty minutes of a full disk
+        clock.advance(30_000)
+        _, cut = life.broker.pump()
+        if cut is not None:
+            commit(life.broker, cut)
+    assert life.broker.degraded is not None
+    assert states(talk, "a") == ["waiting"]
+    life.store.broken = None
+    clock.advance(30_000)
+    _, cut = life.broker.pump()
+    assert cut is not None
+    commit(life.broker, cut)
+    assert life.broker.degraded is None
+    assert states(life.crash(flushed=False), "a") == ["waiting"]
+
+
+def test_defect_95_a_durable_add_takes_the_buffered_ones_before_it_along(life: Life) -> None:
+    talk = life.talk
+    for i in range(50):
+        talk.good("PUSH", queue="q", jobId=f"b{i}")
+    for i in range(5):
+        talk.good("PUSH", queue="q", jobId=f"d{i}", durable=True)
+    talk = life.crash(flushed=False)
+    assert talk.good("Count", queue="q")["count"] == 55
+
+
+def test_defect_96_who_waits_for_a_job_that_fails_or_has_ended_is_answered_at_once(life: Life) -> None:
+    talk = life.talk
+    other = Talk(life.broker)
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "ok"}, {"customId": "bad", "maxAttempts": 1}])
+    talk.good("PULLB", queue="q", count=2)
+    other.send({"cmd": "WaitJob", "id": "ok"}, {"cmd": "WaitJob", "id": "bad"})
+    assert other.replies() == []
+    talk.good("ACK", id="ok", result=5)
+    talk.good("FAIL", id="bad")
+    assert [(r["completed"], r.get("result")) for r in other.replies()] == [(True, 5), (False, None)]
+    other.send({"cmd": "WaitJob", "id": "ok"}, {"cmd": "WaitJob", "id": "bad"})
+    assert [(r["completed"], r.get("result")) for r in other.replies()] == [(True, 5), (False, None)]
+
+
+def test_defect_97_delayed_jobs_of_higher_priority_are_not_stepped_over(clock: ManualClock) -> None:
+    broker = open_broker(clock=clock)
+    talk = Talk(broker)
+    for _ in range(20):
+        talk.good("PUSHB", queue="q", jobs=[{"priority": 9, "delay": 60_000}] * 1_000)
+    talk.good("PUSHB", queue="q", jobs=[{"customId": str(i)} for i in range(1_000)])
+    got = [talk.good("PULL", queue="q")["job"]["id"] for _ in range(1_000)]
+    assert got == [str(i) for i in range(1_000)]
+    assert broker.engine.queue("q") is not None
+    assert broker.engine.counts("q", clock.now_ms())["delayed"] == 20_000
+
+
+def test_invariant_07_a_refused_command_has_no_effect(life: Life) -> None:
+    talk = life.talk
+    talk.good(
+        "PUSHB", queue="q", jobs=[{"customId": "a"}, {"customId": "b"}, {"customId": "c", "delay": 9_000}]
+    )
+    token = talk.good("PULL", queue="q", owner="w")["token"]
+    flush(life.broker)
+    engine = life.broker.engine
+    before = [talk.good("GetJob", id=i)["job"] for i in "abc"]
+    engine.listen("q", 0xFFFFFF)
+    engine.take_events()
+    wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
+    for cmd, fields in (
+        ("PUSH", {"queue": "q", "delay": "soon"}),
+        ("PUSHB", {"queue": "q", "jobs": [{}, {"priority": "high"}]}),
+        ("ACK", {"id": "a", "token": wrong}),
+        ("ACK", {"id": "a"}),
+        ("ACK", {"id": "b"}),
+        ("ACKB", {"ids": ["a", "b"], "tokens": [wrong, wrong]}),
+        ("FAIL", {"id": "a", "token": wrong, "error": "x"}),
+        ("MoveToDelayed", {"id": "a", "token": wrong, "delay": 1}),
+        ("ChangeDelay", {"id": "a", "delay": 1}),
+        ("Discard", {"id": "a", "token": wrong}),
+        ("Cancel", {"id": "a"}),
+        ("Promote", {"id": "a"}),
+        ("ChangePriority", {"id": "a", "priority": 1}),
+        ("Progress", {"id": "b", "progress": 1}),
+        ("JobHeartbeat", {"id": "a", "token": wrong}),
+        ("ExtendLock", {"id": "a", "token": wrong, "duration": 5}),
+        ("PULLB", {"queue": "q", "count": 0}),
+    ):
+        assert talk.refused(cmd, **fields), cmd
+        assert engine.n_changes == 0, cmd
+        assert engine.take_events() == [], cmd
+    assert [talk.good("GetJob", id=i)["job"] for i in "abc"] == before
+    engine._check()
+
+
+def test_invariant_38_recovery_twice_is_recovery_once(life: Life, clock: ManualClock) -> None:
+    talk = life.talk
+    talk.good(
+        "PUSHB",
+        queue="q",
+        jobs=[{"customId": f"{i}", "priority": i % 3, "lifo": i % 4 == 0} for i in range(12)],
+    )
+    talk.good("PULLB", queue="q", count=3)
+    talk.good("PULLB", queue="q", count=2, owner="w")
+    talk.good("Pause", queue="q")
+    once = _everything(life.crash())
+    life.broker.store.commit(Cut())
+    twice = _everything(life.crash())
+    assert once == twice
+
+
+def _everything(talk: Talk) -> Any:
+    jobs = talk.good("GetJobs", queue="q")["jobs"]
+    return jobs, talk.good("GetJobCounts", queue="q")["counts"], talk.good("IsPaused", queue="q")["paused"]
+
+
+def test_invariant_53_payload_bytes_come_back_as_they_were(life: Life) -> None:
+    """Also forms that no packer of ours would choose."""
+    odd = (
+        b"\xdf\x00\x00\x00\x02\xd9\x01a\xcd\x00\x05\xdb\x00\x00\x00\x01b\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00"
+    )
+    body = b"\x84\xa3cmd\xa4PUSH\xa5queue\xa1q\xa5jobId\xa1a\xa4data" + odd
+    life.talk.session.feed(struct.pack(">I", len(body)) + body)
+    life.talk.replies()
+    for _ in range(2):
+        life.talk.send({"cmd": "GetJob", "id": "a"})
+        assert odd in life.talk.session.take()
+        life.crash()
+    assert msgpack.unpackb(odd) == {"a": 5, "b": 1.0}
