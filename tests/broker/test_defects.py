@@ -216,7 +216,7 @@ def test_defect_49_large_batches_and_streams_are_linear(clock: ManualClock) -> N
     """Quadratic work would not end within the bound that the runner sets."""
     broker = open_broker(clock=clock, max_completed=1_000)
     talk = Talk(broker)
-    body = b"\x80" * 1_000
+    body = b"\x81\xa4name\xa1n" * 1_000
     batch = b"\x83\xa3cmd\xa5PUSHB\xa5queue\xa1q\xa4jobs\xdc\x03\xe8" + body
     stream = (struct.pack(">I", len(batch)) + batch) * 200
     for at in range(0, len(stream), 1_000):
