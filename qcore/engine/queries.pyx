@@ -411,6 +411,50 @@ cdef class Queries(Schedules):
         """Jobs known, in all states."""
         return self.index.n
 
+    def sizes(self):
+        """Entries of every collection, by name; bounded ones of what is past left aside. O(queues)."""
+        cdef Queue q
+        cdef dict out = {
+            "jobs": self.jobs.n_used,
+            "runs": self.runs.n_used - (self.spare_run != 0),
+            "ids": self.index.n,
+            "due queues": self.due.n,
+            "deadlines": self.deadlines.n,
+            "checks": self.checks.n,
+            "dead letter ends": self.expiries.n,
+            "lives": self.lives.n,
+            "evicted": len(self.evicted),
+            "needed": len(self.needed),
+            "edges": len(self.edges),
+            "children": len(self.children),
+            "pinned evidence": self.done.n_pinned,
+            "kept keys": len(self.kept_keys),
+            "logs": len(self.log_lines),
+            "schedules": len(self.schedules),
+            "slots": self.slots.n,
+            "occurrences": len(self.occurrences),
+            "woken queues": len(self.woken),
+            "events": len(self.events),
+            "settled": len(self.settled),
+        }
+        for name in ("ready", "delayed", "active", "completed", "failed", "parked", "staged", "keys", "groups",
+                     "listed"):
+            out[name] = 0
+        for q in self.queue_list[1:]:
+            out["ready"] += q.ready.n
+            out["delayed"] += q.delayed.n
+            out["active"] += q.active.n
+            out["completed"] += q.completed.n
+            out["failed"] += q.failed.n
+            out["parked"] += len(q.parked)
+            out["staged"] += q.n_staged
+            out["keys"] += len(q.keys)
+            if q.lanes is not None:
+                out["groups"] += len(q.lanes.by_name)
+            if q.listing is not None:
+                out["listed"] += sum([q.listing.c_state(kind).n for kind in range(N_LISTED)])
+        return out
+
     def memory(self):
         """Bytes held by the structures, without payloads and rare options."""
         cdef Queue q

@@ -1,0 +1,146 @@
+"""What is left when nothing is left: no collection grows with what has passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from broker_talk import Talk
+
+from qcore.broker import open_broker
+from qcore.broker.core import Broker
+from qcore.broker.opening import flush
+from qcore.clock import ManualClock
+from qcore.engine.engine import Engine
+from qcore.store.memory import MemoryStore
+
+#: What remembers the past, up to a bound.
+BOUNDED = ("evidence", "minutes", "telemetry")
+#: One more option each: together they reach every collection there is.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"priority": 3},
+    {"priority": -1, "lifo": True},
+    {"delay": 50},
+    {"ttl": 60_000},
+    {"timeout": 60_000, "stallTimeout": 70_000},
+    {"uniqueKey": "k$"},
+    {"uniqueKey": "r$", "dedup": {"ttl": 100, "replace": True}},
+    {"groupId": "g$", "priority": 5},
+    {"groupId": "g$", "delay": 60},
+    {"tags": ["a"], "keepLogs": 3},
+    {"removeOnComplete": 2, "removeOnFail": True},
+    {"debounceId": "d$", "debounceTtl": 20},
+    {"customId": "id-$"},
+    {"durable": True},
+]
+
+
+def numbered(value: Any, i: int) -> Any:
+    if isinstance(value, dict):
+        return {key: numbered(item, i) for key, item in value.items()}
+    return value.replace("$", str(i)) if isinstance(value, str) else value
+
+
+def fill(talk: Talk, round_: int) -> None:
+    jobs = [numbered(kind, round_) for kind in KINDS]
+    if round_ % 2:
+        for job in jobs:
+            talk.good(
+                "PUSH", queue="q", name="n", **{"jobId" if k == "customId" else k: v for k, v in job.items()}
+            )
+    else:
+        talk.good("PUSHB", queue="q", jobs=jobs)
+    talk.good("PUSH", queue="q", name="child", jobId=f"c-{round_}", removeOnComplete=True)
+    talk.good("PUSH", queue="q", name="waits", jobId=f"p-{round_}", dependsOn=[f"c-{round_}"])
+    talk.good("AddLog", id=f"c-{round_}", message="line")
+    talk.good("Cron", name=f"s-{round_}", queue="q", repeatEvery=30, data=None)
+
+
+def empty(talk: Talk, clock: ManualClock, how: str) -> None:
+    """Let every job reach an end, some of them in the dead letters, then remove what is kept."""
+    broker = talk.broker
+    for name in [cron["name"] for cron in talk.good("CronList")["crons"]]:
+        talk.good("CronDelete", name=name)
+    for turn in range(40):
+        clock.advance(40)
+        while broker.pump()[0] == 0:
+            flush_if_durable(broker)
+        flush_if_durable(broker)
+        got = talk.good("PULLB", queue="q", count=100, owner="w")
+        for i, job in enumerate(got["jobs"]):
+            token = got["tokens"][i]
+            if (turn + i) % 5 == 0 and job["name"] != "child":
+                talk.good("FAIL", id=job["id"], token=token, error="no", unrecoverable=True)
+            else:
+                talk.good("ACK", id=job["id"], token=token, result=i)
+    if how == "Obliterate":
+        talk.good("Obliterate", queue="q")
+        return
+    assert (
+        talk.good("GetJobs", queue="q", state=["waiting", "prioritized", "delayed", "active"])["jobs"] == []
+    )
+    talk.good("PurgeDlq", queue="q")
+    talk.good("Clean", queue="q", grace=0, state="completed", limit=100_000)
+    talk.good("Drain", queue="q")
+
+
+def flush_if_durable(broker: Broker) -> None:
+    if broker.durable:
+        flush(broker)
+
+
+@pytest.mark.parametrize("how", ["Clean", "Obliterate"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_invariant_50_everything_is_as_small_as_at_the_start(
+    clock: ManualClock, how: str, durable: bool
+) -> None:
+    store = MemoryStore() if durable else None
+    broker = open_broker(store=store, mode="server", clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    baseline: dict[str, int] | None = None
+    for round_ in range(3):
+        fill(talk, round_)
+        talk.good("GetJobs", queue="q")
+        empty(talk, clock, how)
+        clock.advance(60_000)
+        while broker.pump()[0] == 0:
+            flush_if_durable(broker)
+        flush_if_durable(broker)
+        broker.engine._check()
+        found = {name: n for name, n in broker.engine.sizes().items() if n}
+        assert found == {}, round_
+        if store is not None:
+            snapshot = store.load()
+            rows = {table: len(entries) for table, entries in snapshot.side.items() if table not in BOUNDED}
+            rows["jobs"] = sum(1 for _ in snapshot.jobs)
+            assert baseline in (None, rows)
+            baseline = rows
+            assert rows["jobs"] == rows["logs"] == rows["schedules"] == 0
+
+
+def test_invariant_52_an_idle_broker_has_nothing_to_do(clock: ManualClock) -> None:
+    """A thousand queues, a thousand waiting pulls: the next turn is the end of the first wait."""
+    broker = open_broker(clock=clock, seed=bytes(16))
+    for i in range(1_000):
+        talk = Talk(broker)
+        talk.good("Pause", queue=f"paused-{i}")
+        talk.good("PUSH", queue=f"paused-{i}", name="n")
+        talk.send({"cmd": "PULL", "queue": f"q{i}", "timeout": 60_000})
+    while (turn := broker.pump()[0]) == 0:
+        pass
+    assert turn == pytest.approx(60.0)
+    clock.advance(59_999)
+    assert broker.pump()[0] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("n", "most"), [(200_000, 326)])
+def test_a_waiting_job_of_100_bytes_costs_at_most_326(n: int, most: int) -> None:
+    """Payload included; what the process holds beside that is measured by the benchmarks."""
+    engine = Engine(bytes(16))
+    empty_bytes = engine.memory()
+    data = b"\xc4\x62" + b"x" * 98
+    for _ in range(n // 1_000):
+        engine.push_many("q", [data] * 1_000, 1_800_000_000_000)
+    per_job = (engine.memory() - empty_bytes) / n + 8 + len(data) + 16  # header and rounding of the allocator
+    assert per_job <= most
