@@ -9,7 +9,7 @@ from broker_talk import Talk
 
 from qcore.broker import open_broker
 from qcore.broker.core import Broker
-from qcore.broker.opening import flush
+from qcore.broker.opening import commit, flush
 from qcore.clock import ManualClock
 from qcore.engine.engine import Engine
 from qcore.store.memory import MemoryStore
@@ -62,15 +62,14 @@ def empty(talk: Talk, clock: ManualClock, how: str) -> None:
     broker = talk.broker
     for name in [cron["name"] for cron in talk.good("CronList")["crons"]]:
         talk.good("CronDelete", name=name)
-    for turn in range(40):
+    for n in range(40):
         clock.advance(40)
-        while broker.pump()[0] == 0:
-            flush_if_durable(broker)
+        turn(broker)
         flush_if_durable(broker)
         got = talk.good("PULLB", queue="q", count=100, owner="w")
         for i, job in enumerate(got["jobs"]):
             token = got["tokens"][i]
-            if (turn + i) % 5 == 0 and job["name"] != "child":
+            if (n + i) % 5 == 0 and job["name"] != "child":
                 talk.good("FAIL", id=job["id"], token=token, error="no", unrecoverable=True)
             else:
                 talk.good("ACK", id=job["id"], token=token, result=i)
@@ -83,6 +82,15 @@ def empty(talk: Talk, clock: ManualClock, how: str) -> None:
     talk.good("PurgeDlq", queue="q")
     talk.good("Clean", queue="q", grace=0, state="completed", limit=100_000)
     talk.good("Drain", queue="q")
+
+
+def turn(broker: Broker) -> None:
+    """Do all that is due, commits too."""
+    seconds: float | None = 0
+    while seconds == 0:
+        seconds, cut = broker.pump()
+        if cut is not None:
+            commit(broker, cut)
 
 
 def flush_if_durable(broker: Broker) -> None:
@@ -104,8 +112,7 @@ def test_invariant_50_everything_is_as_small_as_at_the_start(
         talk.good("GetJobs", queue="q")
         empty(talk, clock, how)
         clock.advance(60_000)
-        while broker.pump()[0] == 0:
-            flush_if_durable(broker)
+        turn(broker)
         flush_if_durable(broker)
         broker.engine._check()
         found = {name: n for name, n in broker.engine.sizes().items() if n}

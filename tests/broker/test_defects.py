@@ -493,3 +493,146 @@ def test_invariant_53_payload_bytes_come_back_as_they_were(life: Life) -> None:
         assert odd in life.talk.session.take()
         life.crash()
     assert msgpack.unpackb(odd) == {"a": 5, "b": 1.0}
+
+
+def turn(broker: Broker) -> None:
+    """Do all that is due, commits too."""
+    seconds: float | None = 0
+    while seconds == 0:
+        seconds, cut = broker.pump()
+        if cut is not None:
+            commit(broker, cut)
+
+
+def expire(life: Life, ms: int) -> None:
+    """Let a lease of that length run out."""
+    life.clock.advance(ms)
+    turn(life.broker)
+
+
+def test_defects_04_05_dead_letters_and_their_retry_are_stored(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a", maxAttempts=1)
+    talk.good("PULL", queue="q", owner="w", lockTtl=100)
+    expire(life, 101)
+    talk = life.crash()
+    assert states(talk, "a") == ["failed"]
+    assert talk.good("RetryDlq", queue="q")["count"] == 1
+    talk = life.crash(flushed=False)
+    assert states(talk, "a") == ["waiting"]
+    assert talk.good("Dlq", queue="q")["jobs"] == []
+    talk.good("PULL", queue="q")
+    talk.good("FAIL", id="a", error="no")
+    assert states(life.crash(flushed=False), "a") == ["failed"]
+
+
+@pytest.mark.parametrize("crashed", [True, False])
+def test_defects_07_08_a_crash_charges_what_ran_and_a_planned_stop_does_not(
+    tmp_path: Path, clock: ManualClock, crashed: bool
+) -> None:
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="embedded", clock=clock)
+    talk = Talk(broker)
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "once", "maxAttempts": 1}, {"customId": "again"}])
+    talk.good("PULLB", queue="q", count=2)
+    if crashed:
+        flush(broker)
+        broker.store.close()
+    else:
+        close_broker(broker)
+    broker = open_broker(path, mode="embedded", clock=clock)
+    talk = Talk(broker)
+    assert states(talk, "once", "again") == (["failed", "waiting"] if crashed else ["waiting", "waiting"])
+    assert [talk.good("GetJob", id=i)["job"]["attempts"] for i in ("once", "again")] == [int(crashed)] * 2
+    close_broker(broker)
+
+
+def test_defect_09_what_is_set_for_a_queue_outlives_a_restart(life: Life) -> None:
+    talk = life.talk
+    talk.good("Pause", queue="q")
+    talk.good("SetConcurrency", queue="q", limit=3)
+    talk.good("RateLimit", queue="q", limit=5, duration=2_000)
+    talk.good("SetStallConfig", queue="q", config={"maxStalls": 7})
+    talk.good("SetDlqConfig", queue="q", config={"maxEntries": 9, "maxAge": None})
+    talk.good("PauseGroup", queue="q", groupId="g")
+    asked = [("IsPaused", {}), ("GetQueueLimits", {}), ("GetStallConfig", {}), ("GetDlqConfig", {}),
+             ("IsGroupPaused", {"groupId": "g"})]  # fmt: skip
+    before = [talk.good(cmd, queue="q", **more) for cmd, more in asked]
+    talk = life.crash(flushed=False)
+    assert [talk.good(cmd, queue="q", **more) for cmd, more in asked] == before
+    assert before[0]["paused"]
+
+
+def test_defect_11_rows_of_expired_jobs_go(life: Life) -> None:
+    talk = life.talk
+    talk.good(
+        "PUSHB", queue="q", jobs=[{"customId": "a", "ttl": 50}, {"customId": "b", "ttl": 50, "delay": 40}]
+    )
+    flush(life.broker)
+    expire(life, 60)
+    flush(life.broker)
+    assert life.rows() == 0
+    assert states(life.crash(), "a", "b") == ["unknown", "unknown"]
+
+
+def test_defect_23_work_that_was_done_counts_although_its_lease_ran_out(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a")
+    token = talk.good("PULL", queue="q", owner="w", lockTtl=100)["token"]
+    expire(life, 101)
+    assert states(talk, "a") == ["waiting"]
+    talk.good("ACK", id="a", token=token, result="done")
+    assert talk.good("GetResult", id="a")["result"] == "done"
+
+
+def test_defect_24_the_answer_of_a_timed_out_attempt_does_not_end_the_next_one(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a", timeout=100, backoff=0)
+    old = talk.good("PULL", queue="q", owner="w")["token"]
+    expire(life, 101)
+    new = talk.good("PULL", queue="q", owner="w")["token"]
+    assert talk.good("ACK", id="a", token=old)["data"] == {"applied": False, "reason": "already-finalized"}
+    assert states(talk, "a") == ["active"]
+    talk.good("ACK", id="a", token=new)
+
+
+def test_defects_25_26_a_lost_connection_gives_back_only_what_it_alone_holds(life: Life) -> None:
+    talk = life.talk
+    first, second = Talk(life.broker), Talk(life.broker)
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "renewed"}, {"customId": "not"}])
+    tokens = first.good("PULLB", queue="q", owner="w", count=2)["tokens"]
+    second.good("JobHeartbeat", id="renewed", token=tokens[0])
+    first.session.close()
+    assert states(talk, "renewed", "not") == ["active", "waiting"]
+    third = Talk(life.broker)
+    token = third.good("PULL", queue="q", owner="w")["token"]
+    second.session.close()
+    assert states(talk, "renewed", "not") == ["active", "active"]
+    third.good("ACK", id="not", token=token)
+
+
+def test_defect_32_an_id_twice_in_a_batch_is_acknowledged_once(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSHB", queue="q", jobs=[{"customId": "a"}, {"customId": "b"}])
+    talk.good("PULLB", queue="q", count=2)
+    reply = talk.good("ACKB", ids=["a", "a", "b"], results=[1, 2, 3])
+    assert (reply["data"]["ignoredIndices"], reply["data"]["ignoredIds"]) == ([1], ["a"])
+    assert talk.good("GetResult", id="a")["result"] == 1
+    assert states(talk, "a", "b") == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("end", ["completed", "failed"])
+@pytest.mark.parametrize("written", [True, False])
+def test_defect_36_an_id_that_is_used_again_is_one_of_both_after_a_crash(
+    life: Life, end: str, written: bool
+) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a", data="old", maxAttempts=1)
+    talk.good("PULL", queue="q")
+    talk.good("ACK" if end == "completed" else "FAIL", id="a")
+    talk.send({"cmd": "PUSH", "queue": "q", "jobId": "a", "data": "new"})
+    assert talk.replies() == []  # held until both are in one commit
+    talk = life.crash(flushed=written)
+    job = talk.good("GetJob", id="a")["job"]
+    assert (job["data"], job["state"]) == (("new", "waiting") if written else ("old", end))
+    assert life.rows() == 1

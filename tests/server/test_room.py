@@ -64,7 +64,7 @@ def test_a_long_poll_behind_a_large_reply_ends_in_time(start: Start) -> None:
     line.close()
 
 
-def test_what_a_peer_sends_without_reading_is_bounded(start: Start) -> None:
+def test_defect_74_what_a_peer_sends_without_reading_is_bounded(start: Start) -> None:
     """Its second burst lets requests wait; from then on nothing more of it is read."""
     server = start()
     line = server.connect(receive_buffer=4096)
