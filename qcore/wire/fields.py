@@ -235,8 +235,10 @@ def _object(name: str, value: object) -> Mapping[str, object]:
 
 def _number_check(field: Field, *, numeric_text: bool, duration: bool = False, whole: bool = False) -> Check:
     name, low, high = field.name, field.minimum, field.maximum
-    if whole and high is None:
-        high = MAX_SAFE_INTEGER  # beyond that a float names no whole number, and C no integer
+    if whole:
+        # Beyond that a float names no whole number, and C no integer.
+        high = MAX_SAFE_INTEGER if high is None else high
+        low = -MAX_SAFE_INTEGER if low is None else low
 
     def check(value: object) -> int | float:
         number = _number(name, value, numeric_text=numeric_text)

@@ -10,6 +10,7 @@ from qcore.broker.handlers.adding import admissible, admission
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.engine.schedule import Schedule
 from qcore.errors import CommandError
+from qcore.wire.fields import MAX_SETTING
 
 #: Of an admission, what the schedule has itself, or what only an add has.
 _NOT_KEPT = ("created_ms", "data", "durable", "job_id")
@@ -54,7 +55,7 @@ def _cron(answer: Answer, fields: Fields) -> Reply:
             every_ms=fields.get("repeatEvery"),
             zone=fields.get("timezone"),
             job=job,
-            max_runs=max(0, math.floor(fields.get("maxLimit", 0))),
+            max_runs=max(0, math.floor(min(fields.get("maxLimit", 0), MAX_SETTING))),
             immediately=fields["immediately"],
             prevent_overlap=fields["preventOverlap"],
             skip_missed=fields["skipMissedOnRestart"],
