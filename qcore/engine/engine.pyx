@@ -7,12 +7,14 @@ a transition wants done outside (rows to write, events to tell, pulls to wake) i
 collected in the engine and taken by its host afterwards.
 
 It is built in layers, a class and a file each: :mod:`~qcore.engine.table` (records),
-:mod:`~qcore.engine.capacity` (what may start), :mod:`~qcore.engine.transitions` (the life of
-one job), :mod:`~qcore.engine.flows` (what follows for other jobs),
-:mod:`~qcore.engine.schedules` (what the clock adds),
-:mod:`~qcore.engine.queries` (what can be asked), and here the commands. The host's
-compiled paths call the ``c_`` procedures; the commands wrap the same ones for general
-handlers, tests and simulations. Payloads and results are packed bytes, None = none.
+:mod:`~qcore.engine.logs` (lines of jobs), :mod:`~qcore.engine.keys` (unique keys, what is
+kept), :mod:`~qcore.engine.capacity` (what may start), :mod:`~qcore.engine.transitions` (the
+life of one job), :mod:`~qcore.engine.losses` (what ends by time),
+:mod:`~qcore.engine.flows` (what follows for other jobs), :mod:`~qcore.engine.schedules`
+(what the clock adds), :mod:`~qcore.engine.queries` (what can be asked), and here the
+commands. The host's compiled paths call the ``c_`` procedures; the commands wrap the same
+ones for general handlers, tests and simulations. Payloads and results are packed bytes,
+None = none.
 
 Not thread-safe: the host takes one lock per call.
 """
