@@ -47,6 +47,7 @@ class Broker:
         flush_ms: int = 10,
         unflushed_limit: int = 100_000,
         max_completed: int = 50_000,
+        max_waiting_deps: int = 10_000,
         max_events: int = 10_000,
         max_minutes: int = 20_160,
         hooks: HookSettings | None = None,

@@ -92,6 +92,7 @@ cdef class Broker:
     def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
                   bint hold_adds=False, bint hold_pulls=False, bint sync=False, int flush_ms=10,
                   Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
+                  Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
                   int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None):
         self.lock = PyThread_allocate_lock()
@@ -103,7 +104,8 @@ cdef class Broker:
             self.encoder = Encoder()
         self.clock = clock
         self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
-                             max_completed=max_completed, max_events=max_events, max_minutes=max_minutes)
+                             max_completed=max_completed, max_waiting_deps=max_waiting_deps,
+                             max_events=max_events, max_minutes=max_minutes)
         self.hold_changes = hold_changes and self.durable
         self.hold_adds = hold_adds and self.durable
         self.hold_pulls = hold_pulls and self.durable

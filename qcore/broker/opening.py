@@ -17,6 +17,7 @@ from qcore.limits import (
     DEFAULT_MAX_COMPLETED_JOBS,
     DEFAULT_MAX_METRIC_MINUTES,
     DEFAULT_MAX_QUEUE_EVENTS,
+    DEFAULT_MAX_WAITING_DEPS,
 )
 from qcore.store import open_store
 from qcore.store.base import Cut, Store
@@ -53,6 +54,7 @@ def open_broker(
     store: Store | None = None,
     flush_ms: int = 10,
     max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
+    max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS,
     max_events: int = DEFAULT_MAX_QUEUE_EVENTS,
     max_minutes: int = DEFAULT_MAX_METRIC_MINUTES,
     hooks: HookSettings | None = None,
@@ -80,6 +82,7 @@ def open_broker(
             sync="synced" in (adds, changes),
             flush_ms=flush_ms,
             max_completed=max_completed,
+            max_waiting_deps=max_waiting_deps,
             max_events=max_events,
             max_minutes=max_minutes,
             hooks=hooks,

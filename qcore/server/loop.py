@@ -54,6 +54,8 @@ class Server:
             mode="server",
             adds=options.adds,
             changes=options.changes,
+            max_completed=options.max_completed_jobs,
+            max_waiting_deps=options.max_waiting_deps,
             max_events=options.max_queue_events,
             max_minutes=options.max_metric_minutes,
             hooks=HookSettings(

@@ -11,6 +11,7 @@ from typing import Literal, NoReturn
 
 from qcore.broker.webhooks import Network
 from qcore.errors import ConfigError
+from qcore.limits import DEFAULT_MAX_COMPLETED_JOBS, DEFAULT_MAX_WAITING_DEPS
 
 Level = Literal["buffered", "committed", "synced"]
 LEVELS: tuple[Level, ...] = ("buffered", "committed", "synced")
@@ -33,6 +34,8 @@ class Options:
     rate_window_ms: int = 60_000
     partial_frame_ms: int = 60_000
     max_write_queue_bytes: int = 67_108_864
+    max_completed_jobs: int = DEFAULT_MAX_COMPLETED_JOBS
+    max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS
     max_queue_events: int = 10_000
     max_metric_minutes: int = 20_160
     max_metric_queues: int = 100
@@ -98,6 +101,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         rate_window_ms=_number(None, None, "RATE_LIMIT_WINDOW_MS", env, 60_000, 1, 86_400_000),
         partial_frame_ms=_number(None, None, "TCP_IDLE_TIMEOUT_MS", env, 60_000, 0, 86_400_000),
         max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
+        max_completed_jobs=_number(
+            None, None, "BUNQUEUE_MAX_COMPLETED_JOBS", env, DEFAULT_MAX_COMPLETED_JOBS, 1, 2**31
+        ),
+        max_waiting_deps=_number(
+            None, None, "BUNQUEUE_MAX_WAITING_DEPS", env, DEFAULT_MAX_WAITING_DEPS, 0, 2**31
+        ),
         max_queue_events=_number(None, None, "BUNQUEUE_MAX_QUEUE_EVENTS", env, 10_000, 0, 2**31),
         max_metric_minutes=_number(None, None, "BUNQUEUE_MAX_METRIC_MINUTES", env, 20_160, 0, 2**31),
         max_metric_queues=_number(None, None, "METRICS_MAX_QUEUES", env, 100, 0, 2**31),
