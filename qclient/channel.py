@@ -139,10 +139,7 @@ class Channel:
             pipe: Any = AsyncLocalPipe(self.target, self._loop, self._received, self._lost_local)
         else:
             try:
-                _, pipe = await asyncio.wait_for(
-                    self._loop.create_connection(lambda: _Socket(self), self.target.host, self.target.port),
-                    CONNECT_TIMEOUT_S,
-                )
+                pipe = await asyncio.wait_for(self._open_socket(), CONNECT_TIMEOUT_S)
             except (OSError, TimeoutError) as exc:
                 raise refused_address(self.target, exc) from None
         self._pipe = pipe
@@ -169,6 +166,14 @@ class Channel:
             self._put(command, fields, raw, call)
         self._on_up()
         self.flush()
+
+    async def _open_socket(self) -> _Socket:
+        target = self.target
+        if target.kind == "unix":
+            _, pipe = await self._loop.create_unix_connection(lambda: _Socket(self), target.path)
+        else:
+            _, pipe = await self._loop.create_connection(lambda: _Socket(self), target.host, target.port)
+        return pipe
 
     async def _greet(self) -> None:
         if self.target.token:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qclient.local import LocalPipe, shutdowns
-from qclient.pipe import Pipe, TcpPipe
+from qclient.pipe import Pipe, SocketPipe
 from qclient.protocol import CAPABILITIES, ClientProtocol
 from qclient.replies import refused
 from qclient.url import Target
@@ -37,7 +37,7 @@ class Link:
         self.pid = os.getpid()
         self.last_used = time.monotonic()
         self._protocol = ClientProtocol()
-        self._pipe: Pipe = LocalPipe(target) if target.embedded else TcpPipe(target)
+        self._pipe: Pipe = LocalPipe(target) if target.embedded else SocketPipe(target)
         self.capabilities: frozenset[str] = frozenset()
         try:
             self._greet(target)

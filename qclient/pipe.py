@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import time
 from typing import Protocol
 
 from qclient.url import Target
@@ -35,7 +36,9 @@ class Pipe(Protocol):
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames; notice a dead peer within half a minute."""
+    """No delay for small frames; notice a dead peer within half a minute. A local socket needs neither."""
+    if sock.family == getattr(socket, "AF_UNIX", None):
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -56,14 +59,36 @@ def refused_address(target: Target, exc: OSError) -> TransportError:
     return ConnectionLost(text)
 
 
-class TcpPipe:
+def connect(target: Target, timeout: float) -> socket.socket:
+    """Open a blocking socket to a server; ``OSError`` as it comes."""
+    if target.kind == "tcp":
+        return socket.create_connection((target.host, target.port), timeout)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    until = time.monotonic() + timeout
+    try:
+        sock.settimeout(timeout)
+        while True:
+            try:
+                sock.connect(target.path or "")
+                break
+            except BlockingIOError:  # more wait there than are let in; for TCP the kernel waits by itself
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.01)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class SocketPipe:
     """A blocking socket."""
 
     __slots__ = ("_sock", "_timeout")
 
     def __init__(self, target: Target, timeout: float = CONNECT_TIMEOUT_S) -> None:
         try:
-            self._sock = socket.create_connection((target.host, target.port), timeout)
+            self._sock = connect(target, timeout)
         except OSError as exc:
             raise refused_address(target, exc) from None
         self._timeout = timeout

@@ -15,7 +15,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine: ``memory``, ``sqlite`` with a path, or ``tcp`` with host and port."""
+    """One engine: ``memory``, ``sqlite`` with a path, ``tcp`` with host and port, ``unix`` with a path."""
 
     kind: str
     path: str | None = None
@@ -27,13 +27,15 @@ class Target:
     @property
     def embedded(self) -> bool:
         """Whether the engine lives in this process."""
-        return self.kind != "tcp"
+        return self.kind not in ("tcp", "unix")
 
     def __str__(self) -> str:
         """Never shows the token."""
         if self.kind == "tcp":
             host = f"[{self.host}]" if ":" in self.host else self.host
             return f"tcp://{host}:{self.port}"
+        if self.kind == "unix":
+            return f"unix://{self.path}"
         return "memory://" if self.path is None else f"sqlite:///{self.path}"
 
     __repr__ = __str__
@@ -47,7 +49,9 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator:
-        raise ConfigError(f"url {url!r} has no scheme: memory://, sqlite:///file or tcp://host:port")
+        raise ConfigError(
+            f"url {url!r} has no scheme: memory://, sqlite:///file, tcp://host:port or unix:///path"
+        )
     if scheme == "memory":
         if rest:
             raise ConfigError("memory:// takes nothing after the slashes")
@@ -61,7 +65,9 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
         return Target("sqlite", path=os.path.realpath(unquote(path[1:])))
     if scheme == "tcp":
         return _parse_tcp(url, env)
-    raise ConfigError(f"unknown url scheme {scheme!r}: memory, sqlite and tcp are served")
+    if scheme == "unix":
+        return _parse_unix(rest, env)
+    raise ConfigError(f"unknown url scheme {scheme!r}: memory, sqlite, tcp and unix are served")
 
 
 def _parse_tcp(url: str, env: Mapping[str, str]) -> Target:
@@ -72,11 +78,24 @@ def _parse_tcp(url: str, env: Mapping[str, str]) -> Target:
         raise ConfigError(f"port of the tcp url is not usable: {exc}") from None
     if parts.path not in ("", "/") or parts.username is not None:
         raise ConfigError("tcp url must be tcp://host:port, with ?token= if the server wants one")
-    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    token = _token_of(parts.query, "tcp", env)
+    return Target("tcp", host=parts.hostname or "127.0.0.1", port=port, token=token)
+
+
+def _parse_unix(rest: str, env: Mapping[str, str]) -> Target:
+    path, _, query = rest.partition("?")
+    path = unquote(path)
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError("unix url must be unix:///absolute/path, with ?token= if the server wants one")
+    return Target("unix", path=path, token=_token_of(query, "unix", env))
+
+
+def _token_of(query: str, scheme: str, env: Mapping[str, str]) -> str | None:
+    settings = dict(parse_qsl(query, keep_blank_values=True))
     token = settings.pop("token", None)
     if settings:
-        raise ConfigError(f"tcp url: unknown setting {next(iter(settings))!r}")
-    return Target("tcp", host=parts.hostname or "127.0.0.1", port=port, token=token or _token(env))
+        raise ConfigError(f"{scheme} url: unknown setting {next(iter(settings))!r}")
+    return token or _token(env)
 
 
 def _token(env: Mapping[str, str]) -> str | None:

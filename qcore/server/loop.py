@@ -26,14 +26,14 @@ from qcore import __version__
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
-from qcore.errors import ConfigError, StoreError
+from qcore.errors import StoreError
 from qcore.server.connection import Connection
+from qcore.server.listening import Listener, open_tcp, open_unix
 from qcore.server.options import Options
 from qcore.store.writer import Writer
 
 logger = logging.getLogger("qcore.server")
 
-BACKLOG = 1024
 #: After running out of file descriptors, new connections are tried again this much later.
 ACCEPT_PAUSE_S = 0.1
 #: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
@@ -41,7 +41,7 @@ LONGEST_SLEEP_S = 3600.0
 
 
 class Server:
-    """A broker behind a TCP port.
+    """A broker behind a TCP port, and a Unix socket if one is asked for.
 
     Create, :meth:`listen`, then :meth:`run` until :meth:`stop`. Everything but
     :meth:`stop` belongs to one thread.
@@ -70,7 +70,7 @@ class Server:
         self._touched: set[Connection] = set()
         self._more: set[Connection] = set()
         self._partial: dict[Connection, None] = {}
-        self._listener: socket.socket | None = None
+        self._listeners: list[Listener] = []
         self._wake_r, self._wake_w = socket.socketpair()
         for end in (self._wake_r, self._wake_w):
             end.setblocking(False)
@@ -86,32 +86,21 @@ class Server:
     # --- life -----------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the port.
+        """Open the port, and the socket in the file system if there is to be one.
 
-        :raises ConfigError: the address is busy or not usable
+        :raises ConfigError: an address is busy or not usable
         """
         options = self.options
-        try:
-            infos = socket.getaddrinfo(
-                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, kind, protocol, _, address = infos[0]
-            listener = socket.socket(family, kind, protocol)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
-        try:
-            if os.name == "posix":
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            listener.close()
-            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {why}") from None
-        listener.setblocking(False)
-        self._listener = listener
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self.address = listener.getsockname()[:2]
+        listener = open_tcp(options.host, options.port)
+        self._listeners.append(listener)
+        self.address = listener.sock.getsockname()[:2]
+        if options.socket is not None:
+            self._listeners.append(open_unix(options.socket))
+        self._watch_listeners()
+
+    def _watch_listeners(self) -> None:
+        for listener in self._listeners:
+            self._selector.register(listener.sock, selectors.EVENT_READ, partial(self._accept, listener.sock))
 
     def run(self) -> None:
         """Serve until stopped; then drain, flush and close."""
@@ -140,12 +129,15 @@ class Server:
             return True
         return self.broker.n_active == 0 and not self.broker.committing
 
+    def _ignore_listeners(self) -> None:
+        for listener in self._listeners:
+            if listener.sock in self._selector.get_map():
+                self._selector.unregister(listener.sock)
+
     def _stop_listening(self) -> None:
-        if self._listener is not None:
-            if self._listener in self._selector.get_map():
-                self._selector.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
+        self._ignore_listeners()
+        while self._listeners:
+            self._listeners.pop().close()
 
     def _shut_down(self) -> None:
         self._stop_listening()
@@ -269,17 +261,16 @@ class Server:
         self._partial.pop(connection, None)
         connection.close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(64):
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     logger.error("cannot accept a connection: %s", error.strerror)
-                    self._selector.unregister(self._listener)
+                    self._ignore_listeners()
                     self._accept_at_ns = time.monotonic_ns() + int(ACCEPT_PAUSE_S * 1e9)
                     return
                 continue
@@ -301,8 +292,7 @@ class Server:
         if left > 0:
             return left if seconds is None else min(seconds, left)
         self._accept_at_ns = 0
-        if self._listener is not None:
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._watch_listeners()
         return seconds
 
     def _expire_partial(self, seconds: float | None) -> float | None:
@@ -392,6 +382,8 @@ def banner(server: Server) -> str:
     recovery = server.broker.recovery
     host, port = server.address
     lines = [f"qcore {__version__} listening on {host}:{port}"]
+    if options.socket is not None:
+        lines.append(f"  socket      {options.socket}")
     if options.data is None:
         lines.append("  data        memory only (give --data FILE to keep jobs)")
     else:

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn
 from qcore.broker.webhooks import Network
 from qcore.errors import ConfigError
 from qcore.limits import DEFAULT_MAX_COMPLETED_JOBS, DEFAULT_MAX_WAITING_DEPS
+from qcore.server.tokenfile import read_tokens
 
 Level = Literal["buffered", "committed", "synced"]
 LEVELS: tuple[Level, ...] = ("buffered", "committed", "synced")
@@ -24,6 +25,7 @@ class Options:
 
     host: str = "127.0.0.1"
     port: int = 6789
+    socket: str | None = None
     http_port: int | None = None
     data: str | None = None
     tokens: tuple[str, ...] = ()
@@ -60,10 +62,12 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     p.add_argument("--data", metavar="FILE", help="SQLite file that keeps the jobs; none: memory only")
     p.add_argument("--host", help="address to listen on (127.0.0.1)")
     p.add_argument("--port", help="TCP port, 0 for a free one (6789)")
+    p.add_argument("--socket", metavar="PATH", help="a Unix socket to listen on as well")
     p.add_argument("--http-port", help="port for HTTP; needs the http extra")
     p.add_argument("--token", action="append", metavar="TOKEN", help="a token that clients must present")
+    p.add_argument("--token-file", metavar="FILE", help="a file with such tokens, one a line")
     p.add_argument(
-        "--allow-unauthenticated", action="store_true", help="listen beyond loopback without tokens"
+        "--allow-unauthenticated", action="store_true", help="listen beyond loopback without a token"
     )
     p.add_argument("--adds", choices=LEVELS, help="durability of plain adds (buffered)")
     p.add_argument("--changes", choices=LEVELS, help="durability of everything else (committed)")
@@ -83,17 +87,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
     data = a.data if a.data is not None else next((env[v] for v in DATA_VARIABLES if env.get(v)), None)
     if data == "":
         raise ConfigError("--data: expected a file name, got an empty text")
-    tokens = tuple(a.token or ()) or tuple(
-        t.strip() for t in env.get("AUTH_TOKENS", "").split(",") if t.strip()
-    )
-    if any(not t for t in tokens):
-        raise ConfigError("--token: expected a text, got an empty one")
+    socket_path = a.socket if a.socket is not None else env.get("TCP_SOCKET_PATH") or None
+    if socket_path == "":
+        raise ConfigError("--socket: expected a path, got an empty text")
     options = Options(
         host=a.host or env.get("HOST") or "127.0.0.1",
         port=_number("--port", a.port, "TCP_PORT", env, 6789, 0, 65535),
+        socket=socket_path,
         http_port=_port_or_none(a.http_port, env),
         data=data,
-        tokens=tokens,
+        tokens=_tokens(a.token, a.token_file, env),
         allow_unauthenticated=a.allow_unauthenticated,
         adds=_level("--adds", a.adds, "QCORE_ADDS", env, "buffered"),
         changes=_level("--changes", a.changes, "QCORE_CHANGES", env, "committed"),
@@ -121,10 +124,23 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
     )
     if not options.tokens and not options.allow_unauthenticated and not _is_loopback(options.host):
         raise ConfigError(
-            f"host {options.host} is reachable from other machines: give --token or AUTH_TOKENS, "
-            "or say --allow-unauthenticated"
+            f"host {options.host} is reachable from other machines: give --token, --token-file "
+            "or AUTH_TOKENS, or say --allow-unauthenticated"
         )
     return options
+
+
+def _tokens(given: list[str] | None, file: str | None, env: Mapping[str, str]) -> tuple[str, ...]:
+    """What the command line says, else what the environment says; text and file add up."""
+    if given is None and file is None:
+        given = [t for t in env.get("AUTH_TOKENS", "").split(",") if t.strip()]
+        option, file = "AUTH_TOKENS_FILE", env.get("AUTH_TOKENS_FILE") or None
+    else:
+        option = "--token-file"
+    tokens = tuple(t.strip() for t in given or ())
+    if any(not t for t in tokens):
+        raise ConfigError("--token: expected a text, got an empty one")
+    return tokens if file is None else tokens + read_tokens(file, option)
 
 
 def _number(

@@ -18,6 +18,10 @@ def test_forms() -> None:
     assert (target.host, target.port, target.token) == ("::1", 7000, "secret")
     assert parse_url("tcp://host").port == 6789
     assert "secret" not in f"{target} {target!r}"
+    target = parse_url("unix:///run/a%20b.sock?token=secret", {"QCORE_TOKEN": "other"})
+    assert (target.kind, target.path, target.token) == ("unix", "/run/a b.sock", "secret")
+    assert f"{target}" == "unix:///run/a b.sock"
+    assert not target.embedded
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,12 @@ def test_forms() -> None:
         "tcp://h:1/path",
         "tcp://u:p@h:1",
         "tcp://h:1?tokn=x",
+        "unix://",
+        "unix:///",
+        "unix://relative.sock",
+        "unix:///run/",
+        "unix:///run/q.sock?tokn=x",
+        "unix:///run/q%00.sock",
     ],
 )
 def test_refused(url: str) -> None:

@@ -33,8 +33,13 @@ class Running:
         assert found
         self.port = int(found[1])
 
-    def connect(self, **options: Any) -> Line:
-        return Line(self.port, **options)
+    def connect(self, path: str | None = None, **options: Any) -> Line:
+        return Line(self.port if path is None else path, **options)
+
+    def stop(self) -> int:
+        """Ask it to stop, as an operator does; its exit code."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
 
     def resident_mib(self) -> float:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
@@ -52,14 +57,14 @@ class Running:
 
 
 class Line:
-    """A raw connection: requests are written as maps, replies read one by one."""
+    """A raw connection, to a port or a path: requests are written as maps, replies read one by one."""
 
-    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
-        self.sock = socket.socket()
+    def __init__(self, place: int | str, *, receive_buffer: int | None = None) -> None:
+        self.sock = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET)
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE_S)
-        self.sock.connect(("127.0.0.1", port))
+        self.sock.connect(place if isinstance(place, str) else ("127.0.0.1", place))
 
     @staticmethod
     def frame(**request: Any) -> bytes:

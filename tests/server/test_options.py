@@ -1,0 +1,77 @@
+"""Options of the server: where they come from, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from qcore.errors import ConfigError
+from qcore.server.options import parse
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text("one\n\n  two \r\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_tokens_add_up_and_the_command_line_wins(token_file: Path) -> None:
+    env = {"AUTH_TOKENS": "a, b ,,", "AUTH_TOKENS_FILE": str(token_file)}
+    assert parse([], env).tokens == ("a", "b", "one", "two")
+    assert parse(["--token", "x"], env).tokens == ("x",)
+    assert parse(["--token", "x", "--token-file", str(token_file)], env).tokens == ("x", "one", "two")
+    assert parse([], {"AUTH_TOKENS_FILE": ""}).tokens == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"secret\xff\n", b"s" * (1 << 21)])
+def test_a_file_without_usable_tokens_stops_the_start(tmp_path: Path, content: bytes) -> None:
+    """A server that went on would be open."""
+    path = tmp_path / "tokens"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="--token-file: ") as caught:
+        parse(["--token-file", str(path)], {})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"AUTH_TOKENS_FILE: cannot read .*nothing: No such file"):
+        parse([], {"AUTH_TOKENS_FILE": str(tmp_path / "nothing")})
+    with pytest.raises(ConfigError, match="Is a directory"):
+        parse(["--token-file", str(tmp_path)], {})
+
+
+def test_a_file_for_everybody_is_warned_of(token_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for mode, warned in ((0o600, False), (0o640, False), (0o644, True), (0o602, True)):
+        caplog.clear()
+        token_file.chmod(mode)
+        assert parse(["--token-file", str(token_file)], {}).tokens == ("one", "two")
+        said = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert bool(said) == warned
+        assert not any(word in caplog.text for word in ("one\n", "two"))
+
+
+def test_an_address_for_others_needs_tokens(token_file: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(ConfigError, match="reachable from other machines"):
+            parse(["--host", host], {})
+        with pytest.raises(ConfigError, match="reachable from other machines"):
+            parse([], {"HOST": host, "AUTH_TOKENS": " , "})
+        assert parse(["--host", host, "--token-file", str(token_file)], {}).host == host
+        assert parse(["--host", host, "--allow-unauthenticated"], {}).host == host
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert parse(["--host", host], {}).host == host
+    assert parse([], {}).host == "127.0.0.1"
+
+
+def test_where_the_socket_is(tmp_path: Path) -> None:
+    assert parse([], {}).socket is None
+    assert parse([], {"TCP_SOCKET_PATH": "/run/a.sock"}).socket == "/run/a.sock"
+    assert parse(["--socket", "/run/b.sock"], {"TCP_SOCKET_PATH": "/run/a.sock"}).socket == "/run/b.sock"
+    # That of HTTP is another one.
+    assert parse([], {"HTTP_SOCKET_PATH": "/run/c.sock"}).socket is None
+    with pytest.raises(ConfigError, match="--socket: expected a path"):
+        parse(["--socket", ""], {})
