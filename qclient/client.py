@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qclient.local import LocalPipe, shutdowns
-from qclient.pipe import Pipe, SocketPipe
+from qclient.pipe import CONNECT_TIMEOUT_S, Pipe, SocketPipe
 from qclient.protocol import CAPABILITIES, ClientProtocol
 from qclient.replies import refused
 from qclient.url import Target
@@ -33,24 +33,28 @@ class Link:
 
     __slots__ = ("_pipe", "_protocol", "capabilities", "last_used", "pid")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, timeout: float | None = None) -> None:
         self.pid = os.getpid()
         self.last_used = time.monotonic()
         self._protocol = ClientProtocol()
-        self._pipe: Pipe = LocalPipe(target) if target.embedded else SocketPipe(target)
+        self._pipe: Pipe = (
+            LocalPipe(target) if target.embedded else SocketPipe(target, timeout or CONNECT_TIMEOUT_S)
+        )
         self.capabilities: frozenset[str] = frozenset()
         try:
-            self._greet(target)
+            self._greet(target, timeout or COMMAND_TIMEOUT_S)
         except BaseException:
             self._pipe.close()
             raise
 
-    def _greet(self, target: Target) -> None:
+    def _greet(self, target: Target, timeout: float) -> None:
         if target.token:
-            reply = self.call("Auth", {"token": target.token})
+            reply = self.call("Auth", {"token": target.token}, timeout=timeout)
             if not reply.get("ok"):
                 raise AuthError(f"{target} refused the token")
-        reply = self.call("Hello", {"protocolVersion": 3, "capabilities": list(CAPABILITIES)})
+        reply = self.call(
+            "Hello", {"protocolVersion": 3, "capabilities": list(CAPABILITIES)}, timeout=timeout
+        )
         if not reply.get("ok"):
             raise refused(reply, "Hello")
         listed = reply.get("capabilities")
@@ -98,10 +102,14 @@ class Link:
 
 
 class Client:
-    """Commands to one engine; thread-safe; opens nothing before the first command."""
+    """Commands to one engine; thread-safe; opens nothing before the first command.
 
-    def __init__(self, target: Target) -> None:
+    ``connect_timeout`` bounds the connecting and each step of the greeting.
+    """
+
+    def __init__(self, target: Target, connect_timeout: float | None = None) -> None:
         self.target = target
+        self._connect_timeout = connect_timeout
         self.capabilities: frozenset[str] | None = None
         self._idle: list[Link] = []
         self._busy: set[Link] = set()
@@ -213,7 +221,7 @@ class Client:
                 return link
             self._discard(link)
         seen = shutdowns()
-        link = Link(self.target)
+        link = Link(self.target, self._connect_timeout)
         if self.capabilities is None:
             self._shutdowns = seen
         self.capabilities = link.capabilities

@@ -27,6 +27,8 @@ def _pack(value: object) -> bytes:
         packed: bytes = msgpack.packb(value)
     except UnicodeEncodeError:
         raise SerializationError("a text with half of a surrogate pair cannot be sent") from None
+    except OverflowError:
+        raise SerializationError("a whole number of more than 64 bits cannot be sent") from None
     return packed
 
 

@@ -18,7 +18,11 @@ TIMEOUT_S = 60
 
 def qcore(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command, with no settings but those given."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_", "TCP_"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_", "TCP_", "HOST"))
+    }
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "qclient", *arguments],
         cwd=cwd,
@@ -58,7 +62,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "qcore: expected a command: start, demo, ping, healthcheck or version (qcore --help)"),
+        ((), "qcore: expected a command; qcore --help lists them"),
         (("frobnicate",), "qcore: argument COMMAND: invalid choice: 'frobnicate'"),
         (("--frobnicate",), "qcore: unrecognized arguments: --frobnicate"),
         (("demo", "--frobnicate"), "qcore: unrecognized arguments: --frobnicate"),
@@ -73,6 +77,35 @@ def server(tmp_path: Path) -> Iterator[str]:
         (("ping", "--url", "ftp://host"), "qcore ping: unknown url scheme 'ftp'"),
         (("ping", "--url", "tcp://host:port"), "qcore ping: port of the tcp url is not usable"),
         (("ping", "--url", "memory://"), "qcore ping: memory:// is no server"),
+        (("queue",), "qcore queue: expected one of list, counts, jobs, "),
+        (("queue", "frobnicate"), "qcore queue: argument COMMAND: invalid choice: 'frobnicate'"),
+        (("queue", "pause"), "qcore queue pause: the following arguments are required: QUEUE"),
+        (("queue", "pause", "a b"), "qcore queue pause: Queue name contains invalid characters"),
+        (("queue", "clean", "q", "--limit", "-1", "--yes"), "qcore queue clean: limit must be at least 0"),
+        (
+            ("queue", "clean", "q", "--grace", "soon"),
+            "qcore queue clean: argument --grace: expected a",
+        ),
+        (("queue", "jobs", "q", "--limit", "many"), "qcore queue jobs: argument --limit: expected a number"),
+        (("dlq", "list", "q", "--filter", "{"), "qcore dlq list: argument --filter: expected JSON: "),
+        (
+            ("queue", "drain", "q"),
+            "qcore queue drain: this would remove the queued jobs of q, and there",
+        ),
+        (("stats", "--url", "tcp://h", "--port", "1"), "qcore stats: --url and --host or --port name two"),
+        (("stats", "--port", "0"), "qcore stats: --port: expected 1 to 65535, got '0'"),
+        (("stats", "--socket", ""), "qcore stats: --socket: expected a path"),
+        (
+            ("stats", "--token", "a", "--token-file", "b"),
+            "qcore stats: --token and --token-file: expected one",
+        ),
+        (
+            ("stats", "--token-file", "nothing"),
+            "qcore stats: --token-file: cannot read nothing: No such file",
+        ),
+        (("stats", "--timeout", "-1"), "qcore stats: argument --timeout: expected a"),
+        (("commands", "Frobnicate"), "qcore commands: unknown command 'Frobnicate'"),
+        (("--json", "start"), "qcore: the options of start come after it"),
         (("start", "--frobnicate"), "qcore start: unrecognized arguments: --frobnicate"),
         (("start", "--port", "x"), "qcore start: --port: expected a whole number"),
         (("start", "--port", "65536"), "qcore start: --port: expected 0 to 65535, got 65536"),

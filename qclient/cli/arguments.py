@@ -1,0 +1,115 @@
+"""From the command table to arguments, and from arguments to the fields of a request."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from qclient.cli.verbs import Verb
+from qclient.durations import wire_number
+from qcore.wire.commands import COMMANDS
+from qcore.wire.fields import ABSENT, Field, Kind
+
+_FIELD: Final = "field:"
+_TEXTS: Final[frozenset[Kind]] = frozenset({"queue", "id", "text", "string", "name", "group_id"})
+_LISTS: Final[frozenset[Kind]] = frozenset(
+    {"states", "ids", "queues", "tags", "words", "tokens", "event_types"}
+)
+_NUMBERS: Final[frozenset[Kind]] = frozenset(
+    {
+        "int",
+        "length",
+        "number",
+        "option",
+        "runs",
+        "time",
+        "duration",
+        "interval",
+        "group_priority",
+        "group_size",
+    }
+)
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of ``500ms``, ``5s``, ``2m``, ``1h``, ``7d``; a bare number is seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a duration like 500ms, 5s, 2m, 1h or 7d, got {text!r}")
+    return float(found[1]) * _UNIT_S[found[2]]
+
+
+def _duration_ms(text: str) -> int | float:
+    return wire_number(round(duration(text) * 1000))
+
+
+def _number(text: str) -> int | float:
+    try:
+        value = int(text) if re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+    return wire_number(value) if isinstance(value, int) else value
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected JSON: {error}") from None
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _reader(field: Field, verb: Verb) -> Callable[[str], object]:
+    if field.name in verb.durations:
+        return _duration_ms
+    if field.kind in _TEXTS:
+        return str
+    if field.kind in _LISTS:
+        return _words
+    return _number if field.kind in _NUMBERS else _json
+
+
+def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
+    """Give the parser of a verb an argument for each field of its command."""
+    for field in COMMANDS[verb.command].fields:
+        metavar = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field.name).upper()
+        dest = _FIELD + field.name
+        help_ = field.help.replace("%", "%%")
+        if field.name in verb.durations:
+            help_ = help_.removeprefix("ms ")
+        if field.required or field.name in verb.places:
+            parser.add_argument(
+                dest,
+                metavar=metavar,
+                type=_reader(field, verb),
+                help=help_,
+                nargs=None if field.required else "?",
+                default=argparse.SUPPRESS,
+            )
+            continue
+        if field.name == "token" or (verb.options is not None and field.name not in verb.options):
+            continue
+        option = "--" + verb.renamed.get(field.name, metavar.lower().replace("_", "-"))
+        if field.default is not ABSENT and not isinstance(field.default, bool):
+            help_ += f" ({field.default})"
+        settings: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": help_}
+        if field.kind == "flag":
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            hint = "DURATION" if field.name in verb.durations else metavar
+            hint = "JSON" if _reader(field, verb) is _json else hint
+            settings |= {"type": _reader(field, verb), "metavar": hint}
+        parser.add_argument(option, **settings)
+
+
+def fields_of(options: argparse.Namespace) -> dict[str, object]:
+    """The fields that were given."""
+    return {key.removeprefix(_FIELD): value for key, value in vars(options).items() if key.startswith(_FIELD)}

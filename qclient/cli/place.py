@@ -1,0 +1,98 @@
+"""Which server is meant: options, then the environment, then the local one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qclient.url import DEFAULT_PORT, Target, parse_url, resolve
+from qcore.errors import ConfigError
+from qcore.server.tokenfile import read_tokens
+
+HOST_VARIABLES = ("HOST", "BUNQUEUE_HOST", "BQ_HOST")
+PORT_VARIABLES = ("TCP_PORT", "BUNQUEUE_TCP_PORT", "BQ_TCP_PORT")
+#: Addresses that a server listens on and nobody can be reached at.
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the server is; without defaults, so that they work before a verb too."""
+    group = parser.add_argument_group("server", argument_default=argparse.SUPPRESS)
+    group.add_argument("--url", metavar="URL", help="tcp://host:port or unix:///path (QCORE_URL)")
+    group.add_argument("-H", "--host", metavar="HOST", help="host in place of a URL (127.0.0.1)")
+    group.add_argument("-p", "--port", metavar="PORT", help=f"port in place of a URL ({DEFAULT_PORT})")
+    group.add_argument("--socket", metavar="PATH", help="Unix socket in place of a URL")
+    group.add_argument("--token", metavar="TOKEN", help="token of the server (QCORE_TOKEN)")
+    group.add_argument("--token-file", metavar="FILE", help="a file whose first line is the token")
+
+
+def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Target:
+    """The server that the options name.
+
+    :raises ConfigError: contradictory or unusable options; an embedded engine
+    """
+    env = os.environ if environ is None else environ
+    url, path = getattr(options, "url", None), getattr(options, "socket", None)
+    host, port = getattr(options, "host", None), getattr(options, "port", None)
+    ways = ["--url"] * (url is not None) + ["--socket"] * (path is not None)
+    ways += ["--host or --port"] * (host is not None or port is not None)
+    if len(ways) > 1:
+        raise ConfigError(f"{' and '.join(ways)} name two servers, expected one")
+    if url is not None or (not ways and env.get("QCORE_URL")):
+        target = resolve(url, env)
+        if target.embedded:
+            raise ConfigError(f"{target} is no server; expected tcp://host:port or unix:///path")
+    elif path is not None:
+        if not path:
+            raise ConfigError("--socket: expected a path, got an empty text")
+        target = Target("unix", path=os.path.abspath(path), token=_token_of(env))
+    else:
+        target = _host_and_port(host, port, env)
+    return _with_token(target, options)
+
+
+def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str]) -> Target:
+    found = host or next((env[name] for name in HOST_VARIABLES if env.get(name)), None)
+    if port is not None:
+        number = _port(port)
+        if number is None:
+            raise ConfigError(f"--port: expected 1 to 65535, got {port!r}")
+    else:
+        name = next((name for name in PORT_VARIABLES if env.get(name)), None)
+        number = _port(env[name]) if name else DEFAULT_PORT
+        if number is None:
+            # An orchestrator fills such variables with what it likes: BUNQUEUE_TCP_PORT=tcp://10.0.0.1:6789.
+            print(f"qcore: {name} is no port, {DEFAULT_PORT} is used", file=sys.stderr)
+            number = DEFAULT_PORT
+    is_default = found is None and number == DEFAULT_PORT
+    found = found or "127.0.0.1"
+    return Target(
+        "tcp",
+        host=_EVERY_ADDRESS.get(found, found),
+        port=number,
+        token=_token_of(env),
+        is_default=is_default,
+    )
+
+
+def _port(text: str) -> int | None:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+    return number if 1 <= number <= 65535 else None
+
+
+def _token_of(env: Mapping[str, str]) -> str | None:
+    return parse_url("tcp://any", env).token
+
+
+def _with_token(target: Target, options: argparse.Namespace) -> Target:
+    token, file = getattr(options, "token", None), getattr(options, "token_file", None)
+    if token is not None and file is not None:
+        raise ConfigError("--token and --token-file: expected one of them")
+    if token == "":
+        raise ConfigError("--token: expected a text, got an empty one")
+    if file is not None:
+        token = read_tokens(file)[0]
+    return target if token is None else replace(target, token=token)

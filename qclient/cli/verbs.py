@@ -1,0 +1,270 @@
+"""The verbs of ``qcore`` that ask a server, as data.
+
+A verb names the command that it sends. Its arguments are the fields of that command
+in the command table, which also checks them: what is required is given by place, the
+rest as options. Only what people see of a field that differs from the protocol is
+said here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from qclient.cli.show import Column, View, brief, details, moment, only, pairs, payload, plain, said, table
+from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError, WaitTimeout
+
+Fields: TypeAlias = Mapping[str, object]
+
+
+class Asking(Protocol):
+    """A connection to a server, as a verb sees it."""
+
+    @property
+    def place(self) -> str:
+        """Where the server is, without a token."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the reply is waited for."""
+
+    def ask(self, command: str, fields: Fields, *, patience_s: float = 0.0) -> dict[str, Any]:
+        """The reply to one command; refusals are raised. ``patience_s`` comes on top of the timeout."""
+
+
+Run: TypeAlias = Callable[[Asking, str, Fields], Mapping[str, Any]]
+
+
+def _ask(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    return server.ask(command, fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb.
+
+    ``places`` are optional fields that are given by place too; ``options`` the fields
+    that are options, all that are left if None. ``renamed`` gives options a name of
+    their own. Fields in ``durations`` are written as durations. ``asks`` is what the
+    user must agree to. ``lists_payloads`` says that payloads come in the reply, which
+    are left out unless ``--payloads`` is given.
+    """
+
+    path: str
+    command: str
+    show: View
+    about: str = ""
+    run: Run = _ask
+    places: tuple[str, ...] = ()
+    options: tuple[str, ...] | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    durations: frozenset[str] = frozenset()
+    asks: str = ""
+    lists_payloads: bool = False
+    timeout_s: float = 30.0
+
+
+# --- verbs of more than one command ---------------------------------------------------
+
+
+def _ping(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    server.ask(command, fields)
+    started = time.perf_counter()
+    server.ask(command, fields)
+    return {"ok": True, "url": server.place, "ms": round(1000 * (time.perf_counter() - started), 3)}
+
+
+def _healthcheck(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    server.ask(command, fields)
+    return {"ok": True, "url": server.place}
+
+
+def _state(server: Asking, fields: Fields) -> str:
+    return str(server.ask("GetState", {"id": fields["id"]})["state"])
+
+
+def _known_state(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    reply = server.ask(command, fields)
+    if reply["state"] == "unknown":
+        raise NotFoundError("Job not found", command)
+    return reply
+
+
+def _result(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    reply = server.ask(command, fields)
+    if "result" not in reply:
+        state = _state(server, fields)
+        if state == "unknown":
+            raise NotFoundError("Job not found", command)
+        if state != "completed":
+            raise StateError(f"Job has no result: it is {state}", command)
+        reply["result"] = None
+    return reply
+
+
+def _wait(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    wait_s = server.timeout_s
+    reply = server.ask(command, {**fields, "timeout": float(int(wait_s * 1000))}, patience_s=5.0)
+    if reply["completed"]:
+        return {"result": None, **reply}
+    try:
+        job = server.ask("GetJob", {"id": fields["id"]})["job"]
+    except NotFoundError:
+        raise NotFoundError("Job not found: it was removed", command) from None
+    if job["state"] == "failed":
+        raise JobFailedError(f"Job failed: {plain(job.get('failedReason')) or 'no reason given'}")
+    raise WaitTimeout(f"Job is {job['state']} after {wait_s:g} s")
+
+
+def _retry(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    job = server.ask("GetJob", fields)["job"]
+    if job["state"] == "failed":
+        reply = server.ask("RetryDlq", {"queue": job["queue"], "jobId": job["id"]})
+    elif job["state"] == "completed":
+        reply = server.ask("RetryCompleted", {"queue": job["queue"], "id": job["id"]})
+    else:
+        raise StateError(f"Job is {job['state']}; only failed and completed jobs are retried", command)
+    if not reply["count"]:
+        raise CommandError("Job changed meanwhile; look again", command)
+    return {"ok": True, "id": job["id"], "queue": job["queue"]}
+
+
+# --- columns ------------------------------------------------------------------------
+
+
+def _attempts(job: Any) -> str:
+    return f"{job['attempts']}/{job['maxAttempts']}"
+
+
+def _timing(cron: Any) -> str:
+    return plain(cron["schedule"]) if cron.get("schedule") else f"every {plain(cron.get('repeatEvery'))} ms"
+
+
+_JOB = (
+    Column("id", "id"),
+    Column("name", "name"),
+    Column("state", "state"),
+    Column("priority", "priority"),
+    Column("attempts", "", _attempts),
+    Column("created", "createdAt", moment),
+    Column("due", "runAt", moment),
+)
+_JOB_DETAILS = (
+    Column("id", "id"),
+    Column("queue", "queue"),
+    *_JOB[1:],
+    Column("started", "startedAt", moment),
+    Column("completed", "completedAt", moment),
+    Column("progress", "progress"),
+    Column("message", "progressMessage"),
+    Column("parent", "parentId"),
+    Column("failed with", "failedReason"),
+)
+_PAYLOADS = (Column("data", "data", payload), Column("result", "returnvalue", payload))
+_LETTER = (
+    Column("id", "job.id"),
+    Column("name", "job.name"),
+    Column("reason", "reason"),
+    Column("attempts", "job.attempts"),
+    Column("entered", "enteredAt", moment),
+    Column("error", "error", brief),
+)
+_LOG = (Column("time", "timestamp", moment), Column("level", "level"), Column("message", "message"))
+_CRON = (
+    Column("name", "name"),
+    Column("queue", "queue"),
+    Column("when", "", _timing),
+    Column("zone", "timezone"),
+    Column("next run", "nextRun", moment),
+    Column("runs", "executions"),
+)
+_WORKER = (
+    Column("id", "id"),
+    Column("name", "name"),
+    Column("queues", "queues", lambda queues: ", ".join(map(plain, queues or ()))),
+    Column("status", "status"),
+    Column("active", "activeJobs"),
+    Column("slots", "concurrency"),
+    Column("seen", "lastSeen", moment),
+)
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        "ping", "Ping", said("pong from {url} in {ms:.2f} ms"), "measure one round trip", _ping, timeout_s=5.0
+    ),
+    Verb("healthcheck", "Ping", said("ok"), "exit 0 if the server answers", _healthcheck, timeout_s=5.0),
+    Verb("stats", "Stats", pairs("stats")),
+    Verb("queue list", "ListQueues", table("queues", (Column("queue", ""),), "no queues")),
+    Verb("queue counts", "GetJobCounts", pairs("counts")),
+    Verb(
+        "queue jobs",
+        "GetJobs",
+        table("jobs", _JOB, "no jobs"),
+        "list jobs by their creation",
+        lists_payloads=True,
+    ),
+    Verb("queue pause", "Pause", said("{queue} is paused")),
+    Verb("queue resume", "Resume", said("{queue} is resumed")),
+    Verb("queue drain", "Drain", said("jobs removed: {count}"), asks="remove the queued jobs of {queue}"),
+    Verb(
+        "queue clean",
+        "Clean",
+        said("jobs removed: {count}"),
+        durations=frozenset({"grace"}),
+        asks="remove old jobs of {queue}",
+    ),
+    Verb(
+        "queue obliterate",
+        "Obliterate",
+        said("{queue} is gone"),
+        asks="remove everything of {queue}, active jobs and settings too",
+    ),
+    Verb("job get", "GetJob", details("job", _JOB_DETAILS, _PAYLOADS), "read one job with its payload"),
+    Verb("job state", "GetState", only("state"), "read the state of a job", _known_state),
+    Verb("job result", "GetResult", only("result", payload), run=_result),
+    Verb(
+        "job logs",
+        "GetLogs",
+        table("data.logs", _LOG, "no log"),
+        "read the log of a job",
+        options=("start", "end"),
+    ),
+    Verb("job retry", "GetJob", said("{id} is queued again"), "start a failed or completed job over", _retry),
+    Verb("job cancel", "Cancel", said("{id} is cancelled")),
+    Verb(
+        "job wait",
+        "WaitJob",
+        only("result", payload),
+        "wait until a job is completed and print its result; --timeout says how long",
+        _wait,
+        options=(),
+    ),
+    Verb("dlq list", "Dlq", table("entries", _LETTER, "no dead letters"), lists_payloads=True),
+    Verb(
+        "dlq retry",
+        "RetryDlq",
+        said("jobs queued again: {count}"),
+        places=("jobId",),
+    ),
+    Verb("dlq purge", "PurgeDlq", said("jobs removed: {count}"), asks="remove the dead letters of {queue}"),
+    Verb("worker list", "ListWorkers", table("data.workers", _WORKER, "no workers")),
+    Verb("cron list", "CronList", table("crons", _CRON, "no schedules")),
+    Verb(
+        "cron add",
+        "Cron",
+        details("cron", _CRON),
+        renamed={"repeatEvery": "every", "jobName": "job-name"},
+        durations=frozenset({"repeatEvery"}),
+    ),
+    Verb("cron delete", "CronDelete", said("{name} is deleted")),
+)
+#: What a word of two-word verbs is about.
+GROUPS: Mapping[str, str] = {
+    "queue": "list, pause, empty and remove queues",
+    "job": "look at one job, cancel it, wait for it",
+    "dlq": "dead letters: list, retry, purge",
+    "worker": "look at workers",
+    "cron": "schedules: list, add, delete",
+}
