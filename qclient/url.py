@@ -50,7 +50,7 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
     scheme = scheme.lower()
     if not separator:
         raise ConfigError(
-            f"url {url!r} has no scheme: memory://, sqlite:///file, tcp://host:port or unix:///path"
+            f"url {url.partition('?')[0]!r} has no scheme: memory://, sqlite:///file, tcp://host:port or unix:///path"
         )
     if scheme == "memory":
         if rest:
@@ -71,7 +71,10 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
 
 
 def _parse_tcp(url: str, env: Mapping[str, str]) -> Target:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as exc:
+        raise ConfigError(f"tcp url is not usable: {exc}") from None
     try:
         port = parts.port or DEFAULT_PORT
     except ValueError as exc:

@@ -33,6 +33,8 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
     }
 )
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
+#: Waits beyond this are for ever, and no system call takes them.
+_LONGEST_S: Final = 36_500 * 86_400.0
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
@@ -41,7 +43,10 @@ def duration(text: str) -> float:
     found = _DURATION.fullmatch(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a duration like 500ms, 5s, 2m, 1h or 7d, got {text!r}")
-    return float(found[1]) * _UNIT_S[found[2]]
+    seconds = float(found[1]) * _UNIT_S[found[2]]
+    if seconds > _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"expected at most {_LONGEST_S / 86400:g}d, got {text!r}")
+    return seconds
 
 
 def _duration_ms(text: str) -> int | float:

@@ -18,6 +18,9 @@ from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError
 
 Fields: TypeAlias = Mapping[str, object]
 
+#: ``job wait`` asks again after this long.
+WAIT_ONCE_S = 60.0
+
 
 class Asking(Protocol):
     """A connection to a server, as a verb sees it."""
@@ -106,9 +109,17 @@ def _result(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
 
 def _wait(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     wait_s = server.timeout_s
-    reply = server.ask(command, {**fields, "timeout": float(int(wait_s * 1000))}, patience_s=5.0)
-    if reply["completed"]:
-        return {"result": None, **reply}
+    until = time.monotonic() + wait_s
+    left = wait_s
+    while True:
+        # One wait is bounded by the server; a failed job answers at once.
+        once_s = min(left, WAIT_ONCE_S)
+        reply = server.ask(command, {**fields, "timeout": int(once_s * 1000)}, patience_s=5.0)
+        if reply["completed"]:
+            return {"result": None, **reply}
+        left = until - time.monotonic()
+        if left <= 0 or _state(server, fields) in ("failed", "unknown"):
+            break
     try:
         job = server.ask("GetJob", {"id": fields["id"]})["job"]
     except NotFoundError:

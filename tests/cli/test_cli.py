@@ -104,6 +104,8 @@ def server(tmp_path: Path) -> Iterator[str]:
             "qcore stats: --token-file: cannot read nothing: No such file",
         ),
         (("stats", "--timeout", "-1"), "qcore stats: argument --timeout: expected a"),
+        (("stats", "--timeout", "9" * 400), "qcore stats: argument --timeout: expected at most 36500d"),
+        (("stats", "--url", "h:1?token=secret"), "qcore stats: url 'h:1' has no scheme"),
         (("commands", "Frobnicate"), "qcore commands: unknown command 'Frobnicate'"),
         (("--json", "start"), "qcore: the options of start come after it"),
         (("start", "--frobnicate"), "qcore start: unrecognized arguments: --frobnicate"),

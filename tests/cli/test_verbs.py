@@ -200,6 +200,14 @@ def test_dead_letters(ask: Run, queue: Queue) -> None:
     assert ask("dlq", "purge", name, "--yes") == (0, "jobs removed: 0\n", "")
 
 
+def test_a_wait_goes_on_beyond_one_request(ask: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qclient.cli.verbs.WAIT_ONCE_S", 0.05)
+    job_id = f"{queue.name}-late"
+    queue.add("late", 1, job_id=job_id, delay=1)
+    with Worker(queue, lambda job: "came"):
+        assert ask("job", "wait", job_id) == (0, '"came"\n', "")
+
+
 def test_schedules(ask: Run, queue: Queue) -> None:
     name, cron = queue.name, f"cron-{queue.name}"
     added = ask("cron", "add", cron, name, "--every", "1h", "--data", '{"n": [1]}', "--job-name", "tick")

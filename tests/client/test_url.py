@@ -37,6 +37,7 @@ def test_forms() -> None:
         "tcp://h:1/path",
         "tcp://u:p@h:1",
         "tcp://h:1?tokn=x",
+        "tcp://[::1?token=x",
         "unix://",
         "unix:///",
         "unix://relative.sock",
@@ -48,6 +49,13 @@ def test_forms() -> None:
 def test_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         parse_url(url, {})
+
+
+@pytest.mark.parametrize("url", ["host:1?token=secret", "x://h?token=secret", "tcp://h:x?token=secret"])
+def test_an_error_shows_no_token(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_url(url, {})
+    assert "secret" not in str(caught.value)
 
 
 def test_order_of_resolution() -> None:
