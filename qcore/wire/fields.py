@@ -45,8 +45,10 @@ __all__ = [
 ]
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
-#: A setting of a queue beyond this says the same.
+#: A number of jobs or runs beyond this says the same.
 MAX_SETTING: Final = 2**32 - 1
+#: The settings of a queue that are such numbers; the others are times.
+_COUNTED_SETTINGS: Final = frozenset({"maxEntries", "maxAutoRetries", "maxStalls"})
 #: Names of events, in the order in which a job meets them.
 EVENT_TYPES: Final = (
     "pushed",
@@ -706,9 +708,8 @@ def _settings(flag: str, least: Mapping[str, int], open_ended: str = "") -> Call
                     with contextlib.suppress(Refused):
                         number = _whole_ms(_number(key, item, numeric_text=True))
                         if number >= 0:
-                            out[key] = min(
-                                max(number, least[key]), MAX_SETTING if key != open_ended else MAX_TIME_MS
-                            )
+                            most = MAX_SETTING if key in _COUNTED_SETTINGS else MAX_TIME_MS
+                            out[key] = min(max(number, least[key]), most)
             return out
 
         return check

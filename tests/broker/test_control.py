@@ -405,3 +405,15 @@ def test_obliteration_while_a_durable_add_is_being_written(clock: ManualClock) -
     broker.engine._check()
     again = open_broker(store=store.reopened(), mode="server", clock=clock, seed=bytes(16))
     assert again.engine.state("a") == "waiting"
+
+
+def test_intervals_of_queues_are_kept_as_they_are(talk: Talk) -> None:
+    """Also beyond 49 days, where 32 bits end."""
+    ninety_days = 90 * 86_400_000
+    talk.good("SetDlqConfig", queue="q", config={"autoRetryInterval": ninety_days, "maxAge": ninety_days})
+    talk.good("SetStallConfig", queue="q", config={"stallInterval": ninety_days, "gracePeriod": ninety_days})
+    dead = talk.good("GetDlqConfig", queue="q")["config"]
+    stalls = talk.good("GetStallConfig", queue="q")["config"]
+    assert {dead["autoRetryInterval"], dead["maxAge"], stalls["stallInterval"], stalls["gracePeriod"]} == {
+        ninety_days
+    }
