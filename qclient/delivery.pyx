@@ -127,7 +127,7 @@ cdef class JobContext:
     def set_progress(self, progress, message=None):
         """Report 0 to 100. Sent at once and not waited for; from any thread."""
         self.check_cancelled()
-        fields = {"id": self.id, "progress": progress}
+        fields = {"id": self.id, "token": self.token, "progress": progress}
         if message is not None:
             fields["message"] = message
         self.control.post("Progress", fields)
@@ -135,7 +135,7 @@ cdef class JobContext:
     def log(self, message, level="info"):
         """Add a line to the job's log. Sent at once and not waited for; from any thread."""
         self.check_cancelled()
-        self.control.post("AddLog", {"id": self.id, "message": message, "level": level})
+        self.control.post("AddLog", {"id": self.id, "token": self.token, "message": message, "level": level})
 
     def _start_clock(self):
         """Note when the job's time is over; return the seconds it has, or None."""

@@ -38,7 +38,7 @@ from qcore.engine.queue cimport Queue
 from qcore.engine.queries cimport Queries
 from qcore.engine.table cimport EV_DELAYED, EV_PAUSED, EV_REMOVED, EV_RESUMED, EV_WAITING
 from qcore.engine.transitions cimport (
-    ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec,
+    ALREADY_FINAL, BAD_TOKEN, LATE, MAY, NO_TOKEN, NOT_ACTIVE, PROMOTIONS, TOKEN, TOKEN_MISSING, TOKEN_WRONG, Spec,
 )
 from qcore.structs.skiplist cimport Key, SkipNode
 
@@ -506,6 +506,17 @@ cdef class Engine(Queries):
             raise LimitError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
         self.c_replace_data(slot, blob_new(<const char *>data, len(data), notes))
         return True
+
+    def demand_holder(self, str job_id not None, str token not None):
+        """Raise unless the job is active, and under this lease if under one.
+
+        :raises StateError: it is not active
+        :raises LeaseError: the lease is another's
+        """
+        cdef uint32_t slot = self.c_known(job_id)
+        if not slot or self.job_at(slot).state != ACTIVE:
+            raise refusal(NOT_ACTIVE, job_id)
+        self.c_demand(slot, token, job_id)
 
     def set_progress(self, str job_id not None, double progress, int64_t now_ms, int64_t now_ns=0, *,
                      str message=None):

@@ -98,6 +98,38 @@ def test_cases_c003_a_stale_holder_cannot_change_a_job(machine: Machine) -> None
     assert (shown["state"], shown["returnvalue"], shown["attempts"]) == ("completed", "B", 1)
 
 
+def test_cases_c003_a_stale_holder_cannot_act_beside_the_new_one(machine: Machine) -> None:
+    a = machine.start()
+    b = Talk(machine.broker)
+    job_id = a.good("PUSH", queue="q", name="n", data=1)["id"]
+    old = a.good("PULL", queue="q", owner="a", lockTtl=300)["token"]
+    machine.advance(300)
+    new = b.good("PULL", queue="q", owner="b")["token"]
+    before = job(b, job_id)
+    for cmd, fields in {
+        "ACK": {"result": "A"},
+        "FAIL": {"error": "A"},
+        "Progress": {"progress": 7},
+        "AddLog": {"message": "A"},
+        "Update": {"data": "A"},
+        "ExtendLock": {"duration": 1000},
+        "JobHeartbeat": {},
+        "MoveToDelayed": {"delay": 5},
+        "ChangeDelay": {"delay": 5},
+        "Discard": {},
+        "MoveToWait": {},
+    }.items():
+        assert "token" in a.refused(cmd, id=job_id, token=old, **fields), cmd
+    assert job(b, job_id) == before
+    assert b.good("GetLogs", id=job_id)["data"]["count"] == 0
+    b.good("Progress", id=job_id, token=new, progress=7)
+    b.good("AddLog", id=job_id, token=new, message="B")
+    b.good("Update", id=job_id, token=new, data="B")
+    b.good("AddLog", id=job_id, message="of somebody who is no holder")
+    b.good("ACK", id=job_id, token=new)
+    assert "not in processing state" in b.refused("AddLog", id=job_id, token=new, message="late")
+
+
 def test_cases_c003_an_answer_that_races_the_end_of_its_lease_ends_the_job_once(machine: Machine) -> None:
     talk = machine.start()
     dice = random.Random(3)

@@ -65,8 +65,16 @@ def _change_priority(answer: Answer, fields: Fields) -> Reply:
     return {}
 
 
+def _by_holder(answer: Answer, fields: Fields) -> None:
+    """Who shows a token acts as the holder of the job, and must be it (C003)."""
+    token = fields.get("token")
+    if token:
+        answer.session.broker.engine.demand_holder(fields["id"], token)
+
+
 def _update(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
+    _by_holder(answer, fields)
     data = keep_reserved(session.broker.engine.data(fields["id"]), fields["data"].data)
     if not session.update(fields["id"], data):
         raise CommandError("Job not found or cannot be updated")
@@ -75,6 +83,8 @@ def _update(answer: Answer, fields: Fields) -> Reply:
 
 def _progress(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
+    if broker.engine.state(fields["id"]) == "active":
+        _by_holder(answer, fields)
     broker.engine.set_progress(
         fields["id"],
         fields["progress"],
@@ -92,6 +102,7 @@ def _get_progress(answer: Answer, fields: Fields) -> Reply:
 
 def _add_log(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
+    _by_holder(answer, fields)
     broker.engine.add_log(fields["id"], fields["message"], fields["level"], broker.wall_ms)
     return {"data": {"added": True}}
 

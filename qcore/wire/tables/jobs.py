@@ -66,7 +66,7 @@ COMMANDS: Final = (
     ),
     Command(
         "Update",
-        (ID, Field("data", "data", required=True, help="the new payload, any value")),
+        (ID, TOKEN, Field("data", "data", required=True, help="the new payload, any value")),
         (),
         ("Job not found or cannot be updated",),
         "Replace the data of a queued or active job.",
@@ -76,6 +76,7 @@ COMMANDS: Final = (
         "Progress",
         (
             ID,
+            TOKEN,
             Field("progress", "number", required=True, help="0 to 100, what is outside is clamped"),
             Field("message", "string", maximum=MAX_LINE_CHARS, help="what it is doing; absent: as before"),
         ),
@@ -95,6 +96,7 @@ COMMANDS: Final = (
         "AddLog",
         (
             ID,
+            TOKEN,
             Field("message", "string", required=True, maximum=MAX_LINE_CHARS, help="the line"),
             Field("level", "string", "info", maximum=MAX_NAME_CHARS, help="any word"),
         ),
