@@ -262,7 +262,7 @@ cdef class Broker:
                               Wanted wanted) except -1:
         """Claim up to ``count`` jobs (0: one, in the form of a single pull) and write the reply.
 
-        How many. Without a job nothing is written unless ``empty_too``. Stops before the
+        How many; none of a queue that is None. Without a job nothing is written unless ``empty_too``. Stops before the
         reply passes its bound, so a large backlog of large payloads comes in several replies.
         """
         cdef Engine engine = self.engine
@@ -274,7 +274,7 @@ cdef class Broker:
         cdef char text[36]
         cdef uint32_t slots[1000]
         cdef Py_ssize_t size = 0, i
-        if self.intake:
+        if self.intake and q is not None:
             while n < most:
                 slot = engine.c_claim(q, self.now_ms, self.now_ns, lease_ms, session, wanted)
                 if not slot:

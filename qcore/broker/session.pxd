@@ -38,6 +38,7 @@ cdef class Session(Outlet):
     cdef uint32_t *slots
     cdef Py_ssize_t cap_specs
     cdef uint32_t last_slot
+    cdef bint named             # the last queue that was asked for has a valid name
     cdef public dict state          # for generic handlers
 
     cdef int c_run(self, bytes whole) except -1

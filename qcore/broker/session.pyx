@@ -470,16 +470,21 @@ cdef class Session(Outlet):
         return DECLINED
 
     cdef Queue c_queue_at(self, const unsigned char *p, Piece *piece, bint create):
-        """The queue whose name is in the piece; None when it is not a valid name, or not there."""
+        """The queue whose name is in the piece; None when it is not a valid name, or not there.
+
+        ``named`` tells these two apart.
+        """
         cdef const unsigned char *s
         cdef Py_ssize_t n, i
         cdef str name
+        self.named = False
         if piece.start == 0 or c_str(p, piece.start, piece.end, &s, &n) < 0 or not 1 <= n <= MAX_QUEUE_NAME:
             return None
         for i in range(n):
             if not QUEUE_CHARS[s[i]]:
                 return None
         name = (<char *>s)[:n].decode("ascii")
+        self.named = True
         if create:
             return self.broker.engine.c_queue(name)
         return <Queue>self.broker.engine.queues.get(name)
@@ -818,8 +823,9 @@ cdef class Session(Outlet):
             pos = after
         if pos != n or req.notes or (batch and count == 0):
             return DECLINED
-        q = self.c_queue_at(p, &queue, True)
-        if q is None:
+        # Who asks for a job of a queue that is not there, and does not wait for it, makes none.
+        q = self.c_queue_at(p, &queue, timeout > 0)
+        if not self.named:
             return DECLINED
         self.c_pull_from(q, count, ttl if owner else 0, 0 if detach and not owner else self.number,
                          p + req.start if req.start else NULL, req.end - req.start, timeout, None)
@@ -841,8 +847,8 @@ cdef class Session(Outlet):
         if req_id is not None:
             p = <const unsigned char *>PyBytes_AS_STRING(<bytes>req_id)
             n = PyBytes_GET_SIZE(<bytes>req_id)
-        self.c_pull_from(self.broker.engine.c_queue(queue), count, lease_ms, self.number if owned else 0, p, n,
-                         timeout_ms, wanted)
+        cdef Queue q = self.broker.engine.c_queue(queue) if timeout_ms else self.broker.engine.queues.get(queue)
+        self.c_pull_from(q, count, lease_ms, self.number if owned else 0, p, n, timeout_ms, wanted)
 
     cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
                         uint64_t *lo) noexcept:

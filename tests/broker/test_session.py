@@ -453,3 +453,17 @@ def test_requests_are_counted_so_that_a_host_can_tell_a_new_incomplete_frame(tal
     assert (talk.session.n_frames, talk.session.partial) == (0, 5)
     talk.session.feed(whole[5:] + whole + whole[:3])
     assert (talk.session.n_frames, talk.session.partial) == (2, 3)
+
+
+@pytest.mark.parametrize("more", [{}, {"group": {"concurrency": 1}}])
+@pytest.mark.parametrize("cmd", ["PULL", "PULLB"])
+def test_asking_for_jobs_of_a_queue_that_is_not_there_makes_none(
+    talk: Talk, cmd: str, more: dict[str, Any]
+) -> None:
+    """Names that are only polled would stay for ever."""
+    count = {"count": 5} if cmd == "PULLB" else {}
+    assert talk.good(cmd, queue="nowhere", owner="w", **count, **more) in (
+        {"ok": True, "job": None, "token": None},
+        {"ok": True, "jobs": [], "tokens": []},
+    )
+    assert talk.good("ListQueues")["queues"] == []

@@ -41,13 +41,14 @@ class Ear:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                # Noted before the answer: the next post, handled by another thread, comes after it.
+                ear.heard.put((self.path, dict(self.headers), body))
                 status = ear.answers.get_nowait() if not ear.answers.empty() else 200
                 self.send_response(status)
                 if status == 302:
                     self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
-                ear.heard.put((self.path, dict(self.headers), body))
 
             def log_message(self, *args: object) -> None:
                 pass
