@@ -434,7 +434,8 @@ cdef class Engine(Queries):
         """Remove jobs of one state that are ``grace_ms`` old, oldest first; their ids.
 
         A finished job is as old as its end, another one as its creation. No state means
-        every queued job. Of the completed ones only those in memory. O(removed).
+        every queued job. Of the completed ones only those in memory that no live job
+        depends on. O(removed).
         """
         cdef Queue q = self.queues.get(queue)
         cdef list slots, ids = []
@@ -443,7 +444,7 @@ cdef class Engine(Queries):
             return ids
         self.c_promote(q, now_ms, PROMOTIONS)
         if state == "completed":
-            slots = self.c_ended(&q.completed, now_ms - grace_ms, limit)
+            slots = self.c_ended(&q.completed, now_ms - grace_ms, limit, False)
         elif state == "failed":
             slots = self.c_ended(&q.failed, now_ms - grace_ms, limit)
         elif state is None:

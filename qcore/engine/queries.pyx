@@ -4,7 +4,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_NEEDED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes,
 )
 from qcore.engine.lanes cimport Group
 from qcore.engine.listing cimport (
@@ -241,9 +241,10 @@ cdef class Queries(Schedules):
             moment.append(slot)
         return out
 
-    cdef list c_ended(self, RunList *list_, int64_t until_ms, Py_ssize_t limit):
+    cdef list c_ended(self, RunList *list_, int64_t until_ms, Py_ssize_t limit, bint needed=True):
         """Slots of the jobs of a list that ended by then, in order of their ends; at most ``limit``, -1 = all.
 
+        ``needed``: those too that live jobs depend on.
         O(those found), or O(n log n) after the wall clock was set back.
         """
         cdef list found = []
@@ -252,7 +253,8 @@ cdef class Queries(Schedules):
         while at and (list_.backwards or len(found) != limit):
             run = self.run_at(at)
             if run.finished_ms <= until_ms:
-                found.append((run.finished_ms, len(found), run.job))
+                if needed or not self.job_at(run.job).flags & F_NEEDED:
+                    found.append((run.finished_ms, len(found), run.job))
             elif not list_.backwards:
                 break
             at = run.next

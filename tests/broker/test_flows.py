@@ -311,3 +311,35 @@ def test_c018_names_with_separators_stay_apart(machine: Machine, queue: str, oth
     talk = machine.start()
     assert state(talk, f"parent/{queue}") == "failed"
     assert state(talk, f"parent/{other}") == "waiting-children"
+
+
+def test_cleaning_leaves_the_children_that_a_live_parent_needs(machine: Machine) -> None:
+    talk = machine.start()
+    talk.good("PUSHB", queue="c", jobs=[{"customId": "a"}, {"customId": "b"}, {"customId": "alone"}])
+    talk.good("PUSH", queue="p", jobId="parent", dependsOn=["a", "b"])
+    for job_id in ("a", "alone"):
+        talk.good("PULL", queue="c") if job_id == "a" else talk.good("PULLB", queue="c", count=2)
+        talk.good("ACK", id=job_id, result=7)
+    assert talk.good("Clean", queue="c", grace=0, state="completed")["ids"] == ["alone"]
+    assert talk.good("GetState", id="a")["state"] == "completed"
+    talk.good("ACK", id="b")
+    talk.good("PULL", queue="p")
+    talk.good("ACK", id="parent")
+    assert sorted(talk.good("Clean", queue="c", grace=0, state="completed")["ids"]) == ["a", "b"]
+
+
+def test_cases_c052_a_child_twice_in_one_list_is_refused(machine: Machine) -> None:
+    talk = machine.start()
+    twice = ["a", "a"]
+    parent = {
+        "id": "P",
+        "queue": "p",
+        "input": {"data": {"__childrenIds": twice}, "childrenIds": twice, "dependsOn": twice},
+    }
+    child = {
+        "id": "a",
+        "queue": "c",
+        "input": {"data": {"__parentId": "P", "__parentQueue": "p"}, "parentId": "P"},
+    }
+    assert talk.refused("PUSHF", jobs=[parent, child]) == "flow job names a job twice: P"
+    assert talk.good("ListQueues")["queues"] == []

@@ -181,7 +181,9 @@ def test_defect_63_a_result_of_a_live_consumer_is_not_evicted() -> None:
     assert machine.state("a") == "completed"
     machine.restart()
     assert machine.state("a") == "completed"
-    assert machine.engine.clean("q", NOW + 1000, state="completed")
+    assert "a" not in machine.engine.clean("q", NOW + 1000, state="completed")
+    assert machine.state("a") == "completed"
+    assert machine.engine.remove("a")
     assert machine.state("a") == "unknown"
     machine.restart()
     assert machine.engine.dependencies("d") is not None

@@ -42,8 +42,8 @@ class _Node:
         self.options = options
         self.meta = meta
         self.parent: str | None = options.get("parentId")
-        self.depends_on: list[str] = list(dict.fromkeys(options.get("dependsOn", ())))
-        self.children: list[str] = list(dict.fromkeys(options.get("childrenIds", ())))
+        self.depends_on: list[str] = list(options.get("dependsOn", ()))
+        self.children: list[str] = list(options.get("childrenIds", ()))
 
 
 def _pushf(answer: Answer, fields: Fields) -> Reply:
@@ -120,6 +120,8 @@ def _node(node_id: str, entry: Mapping[str, object]) -> _Node:
         ids = source.get(key)
         if ids is not None and not (isinstance(ids, list) and all(isinstance(i, str) and i for i in ids)):
             raise FlowError(f"{key} must be an array of valid string job ids")
+        if ids and len(set(ids)) != len(ids):
+            raise FlowError(f"flow job names a job twice: {node_id}")
     if source.get("name") is None and "name" in source:
         commands.job_name(None)
     data = source.get("data")
