@@ -20,7 +20,7 @@ from qcore.engine.job cimport (
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
-from qcore.engine.table cimport Mark
+from qcore.engine.table cimport MARK_QUEUE_ENDS, Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
@@ -473,6 +473,8 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     if head.flags & F_LINKED:
         if not _good_ties(extra):
             raise BadRow("what the job is tied to cannot be read")
+        if state == PARKED and extra.get("settledEdges", 0) >= len(extra.get("dependsOn") or ()):
+            raise BadRow("a job that waits for others says not for whom")
     elif state == PARKED:
         raise BadRow("a job that waits for others says not for whom")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
@@ -655,14 +657,19 @@ cdef list _loaded_evidence(Engine engine):
     """(ms, hi, lo, queue) of each id that has evidence and no job, oldest first."""
     cdef uint64_t hi, lo
     cdef dict last = {}
+    cdef dict ends = {}         # (queue, is it of texts) -> place of its last end
     for n, (at_ms, kept, queue, text, hi, lo) in enumerate(engine.loaded_marks):
+        if kept == MARK_QUEUE_ENDS:
+            ends[queue, text is not None] = n
+            continue
         if text is not None:
             engine.c_number_of(text, &hi, &lo)
         last.pop((hi, lo), None)
         if kept and not (engine.c_slot(text) if text is not None else engine.c_find_number(hi, lo)):
-            last[(hi, lo)] = (at_ms, n, queue)
+            last[(hi, lo)] = (at_ms, n, queue, text is not None)
     engine.loaded_marks = []
-    return sorted([(at_ms, n, hi, lo, queue) for (hi, lo), (at_ms, n, queue) in last.items()])
+    return sorted([(at_ms, n, hi, lo, queue) for (hi, lo), (at_ms, n, queue, is_text) in last.items()
+                   if n > ends.get((queue, is_text), -1)])
 
 
 cdef int _one_value(bytes value) except -1:
@@ -701,37 +708,66 @@ cdef int _order_finished(Engine engine) except -1:
                 engine.c_list_append(list_, at, engine.run_at(at))
             if i:
                 completed += order
-    completed.sort()
     engine.done.c_clear()
     for slot in range(1, engine.jobs.fresh):
         if engine.job_at(slot).state == KEPT:
             completed.append((engine.run_at(engine.job_at(slot).run).finished_ms, engine.job_at(slot).seq,
                               engine.job_at(slot).run))
     completed.sort()
-    for ms, _, at in completed:
-        while next_gone < len(gone) and gone[next_gone][0] <= ms:
-            _add_gone(engine, gone[next_gone])
+    # What live jobs are tied to comes first, so that it takes no room from the others.
+    needed = _needed_numbers(engine)
+    for pins in ([True, False] if needed else [False]):
+        next_gone = 0
+        for ms, _, at in completed:
+            while next_gone < len(gone) and gone[next_gone][0] <= ms:
+                _add_gone(engine, gone[next_gone], needed, pins)
+                next_gone += 1
+            slot = engine.run_at(at).job
+            job = engine.job_at(slot)
+            hi, lo = job.id_hi, job.id_lo
+            if job.flags & F_TEXT_ID:
+                hi = lo
+                lo = ~lo
+            if ((hi, lo) in needed) != pins:
+                continue
+            if engine.done.c_add(hi, lo, job.queue, slot, &evicted) and evicted.value:
+                engine.c_evict(evicted.value)
+            if pins:
+                engine.done.c_pin(hi, lo)
+        while next_gone < len(gone):
+            _add_gone(engine, gone[next_gone], needed, pins)
             next_gone += 1
-        slot = engine.run_at(at).job
-        job = engine.job_at(slot)
-        hi, lo = job.id_hi, job.id_lo
-        if job.flags & F_TEXT_ID:
-            hi = lo
-            lo = ~lo
-        if engine.done.c_add(hi, lo, job.queue, slot, &evicted) and evicted.value:
-            engine.c_evict(evicted.value)
-        if job.flags & F_NEEDED:
-            engine.done.c_pin(hi, lo)
-    while next_gone < len(gone):
-        _add_gone(engine, gone[next_gone])
-        next_gone += 1
+    if completed:
+        engine.done_ms = completed[len(completed) - 1][0]
+    if gone:
+        engine.done_ms = max(engine.done_ms, <int64_t>gone[len(gone) - 1][0])
     return 0
 
 
-cdef int _add_gone(Engine engine, tuple entry) except -1:
+cdef set _needed_numbers(Engine engine):
+    """The keys of the ids that live jobs are tied to."""
+    cdef uint64_t hi, lo
+    cdef uint32_t slot
+    cdef Job *job
+    cdef set needed = set()
+    for slot in range(1, engine.jobs.fresh):
+        job = engine.job_at(slot)
+        if job.flags & F_LINKED and job.state not in (0, COMPLETED, FAILED, KEPT):
+            for name in ("dependsOn", "childrenIds"):
+                for job_id in (<dict>job.extra).get(name) or ():
+                    engine.c_number_of(job_id, &hi, &lo)
+                    needed.add((hi, lo))
+    return needed
+
+
+cdef int _add_gone(Engine engine, tuple entry, set needed, bint pins) except -1:
     cdef TokenEntry evicted
+    if ((entry[2], entry[3]) in needed) != pins:
+        return 0
     if engine.done.c_add(entry[2], entry[3], entry[4], 0, &evicted) and evicted.value:
         engine.c_evict(evicted.value)
+    if pins:
+        engine.done.c_pin(entry[2], entry[3])
     return 0
 
 

@@ -753,7 +753,10 @@ cdef class Flows(Losses):
             for job_id in (<dict>self.job_at(slot).extra).get("edgesDone") or ():
                 if not self.c_slot(job_id):
                     self.c_number_of(job_id, &hi, &lo)
-                    if self.done.c_add(hi, lo, self.job_at(slot).queue, 0, &evicted) and evicted.value:
+                    if self.done.c_contains(hi, lo):
+                        continue
+                    # Its rows went, or its queue was obliterated: it is of no queue.
+                    if self.done.c_add(hi, lo, 0, 0, &evicted) and evicted.value:
                         self.c_evict(evicted.value)
                     self.done.c_pin(hi, lo)
             self.c_trace(slot, self.job_at(slot))

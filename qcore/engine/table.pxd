@@ -31,11 +31,15 @@ cdef enum EventType:            # bits of a queue's event mask
 
 
 # What became of the evidence of one id, for the next cut.
+cdef enum:
+    MARK_QUEUE_ENDS = 2         # all ids of the queue so far are forgotten
+
+
 cdef struct Mark:
     uint64_t hi, lo             # the id as a number
     int64_t at_ms
     uint32_t queue
-    uint32_t kept               # 1: completed and gone; 0: forgotten
+    uint32_t kept               # 1: completed and gone; 0: forgotten; or MARK_QUEUE_ENDS
 
 
 cdef class Table:
@@ -165,7 +169,8 @@ cdef class Table:
     cdef int c_restore_minute(self, object key, object packed) except -1
     cdef c_check_counts(self)
     cdef int c_note_gone(self, Job *job, uint32_t queue) except -1
-    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, bint kept) except -1
+    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, int kept) except -1
+    cdef int c_end_evidence(self, Queue q) except -1
     cdef int c_open_marks(self) except -1
     cdef bint c_number_of(self, str job_id, uint64_t *hi, uint64_t *lo) except? 0
     cdef int c_settle(self, Job *job, str kind, Blob *result) except -1

@@ -564,7 +564,7 @@ cdef class Table:
             return self.c_note_evidence(self.c_id(job), 0, 0, queue, True)
         return self.c_note_evidence(None, job.id_hi, job.id_lo, queue, True)
 
-    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, bint kept) except -1:
+    cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, int kept) except -1:
         """Note for the next cut that an id (``text``, or a number) has evidence, or has none any more."""
         cdef uint32_t cap
         cdef Mark *marks
@@ -591,6 +591,14 @@ cdef class Table:
         mark.queue = queue
         mark.kept = kept
         return 0
+
+    cdef int c_end_evidence(self, Queue q) except -1:
+        """Forget the completed ids of a queue, but those that live jobs are tied to. O(what is known)."""
+        if not self.done.c_delete_owner(q.index, False) and not (self.n_marked or self.n_marks or self.text_marks):
+            return 0
+        # The ids with texts and the others are lists of their own.
+        self.c_note_evidence("", 0, 0, q.index, MARK_QUEUE_ENDS)
+        return self.c_note_evidence(None, 0, 0, q.index, MARK_QUEUE_ENDS)
 
     cdef int c_open_marks(self) except -1:
         """Begin the row of this cut; the oldest rows go once the others hold as many ids as are kept."""

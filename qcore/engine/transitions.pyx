@@ -1247,6 +1247,7 @@ cdef class Transitions(Capacity):
                     job = self.job_at(slot)
                     if job.state == STAGED and job.queue == q.index and job.seq <= q.floor_seq:
                         q.floor_seq = job.seq - 1
+        self.c_end_evidence(q)
         self.c_clear_counts(q)
         for number in list(q.kept.values()):
             self.c_drop_kept(number)

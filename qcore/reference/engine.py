@@ -19,6 +19,7 @@ from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference.capacity import Capacity, Limits, Wishes, check_group_priority
 from qcore.reference.counting import Journal, Outcomes
 from qcore.reference.keys import Key, Keys
+from qcore.reference.ties import Ties
 
 LATE_ANSWERS = 10_000
 ORPHAN_MS = 30 * 60_000
@@ -89,6 +90,8 @@ class Job:
     letter: Letter | None = None  # as a dead letter
     chain: Letter | None = None  # while a retry by itself is under way: what it was before
     last_token: str | None = None  # of a delivery that ran out; its holder may still report
+    ties: Ties = field(default_factory=Ties)
+    failed_reason: str | None = None
     result: bytes | None = None
     ended: tuple[int, int] = (0, 0)  # when it became terminal, and its place among those of that moment
 
@@ -135,6 +138,7 @@ class Saved:
     kept: dict[tuple[str, tuple[str, bool]], tuple[int, str]] = field(default_factory=dict)
     #: By job: both clocks when its row was written.
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
+    evidence: dict[str, str] = field(default_factory=dict)  # completed ids without a row -> queue
 
 
 def keeps_none(removal: Removal) -> bool:
@@ -180,7 +184,7 @@ class Engine(Keys, Capacity):
         self._max_completed = max_completed
         self._max_events = max_events
         self._max_minutes = max_minutes
-        self._evidence: dict[str, None] = {}  # completed ids, oldest first, also of removed jobs
+        self._evidence: dict[str, str] = {}  # completed ids, oldest first, also of removed jobs -> queue
         self._finals: dict[str, None] = {}
         self._seq = 0
         self._ended = 0
@@ -199,13 +203,17 @@ class Engine(Keys, Capacity):
         """Dead letters, oldest first."""
         return [job.id for job in sorted(self._of(queue, "failed"), key=lambda job: job.ended[1])]
 
+    def size(self) -> int:
+        """Jobs known, in all states."""
+        return len(self.jobs)
+
     def state(self, job_id: str) -> str:
         job = self.jobs.get(job_id)
         if job is None:
             return "unknown"
         if job.state == "ready":
             return "prioritized" if job.priority > 0 else "waiting"
-        return job.state
+        return "waiting-children" if job.state == "parked" else job.state
 
     def result(self, job_id: str) -> bytes | None:
         job = self.jobs.get(job_id)
@@ -223,7 +231,7 @@ class Engine(Keys, Capacity):
             "active": len(self._of(queue, "active")),
             "completed": len(self._of(queue, "completed")),
             "failed": len(self._of(queue, "failed")),
-            "waiting-children": 0,
+            "waiting-children": len(self._of(queue, "parked")),
             "paused": plain + urgent if q.paused else 0,
         }
 
@@ -452,7 +460,7 @@ class Engine(Keys, Capacity):
             del self._evidence[oldest]
             if oldest in self.jobs and self.jobs[oldest].state == "completed":
                 del self.jobs[oldest]
-        self._evidence[job_id] = None
+        self._evidence[job_id] = job.queue
         if job_id in self.jobs:
             self._trim(job.queue, "completed", job.keep_completed, now_ms)
         return True
@@ -508,9 +516,9 @@ class Engine(Keys, Capacity):
             self._queue(job.queue).failures.count(now_ms, self._max_minutes)
             self._drop(job.id)
         else:
-            self._bury(job, now_ms)
+            self._bury(job, now_ms, error)
 
-    def _bury(self, job: Job, now_ms: int) -> None:
+    def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
         q = self._queue(job.queue)
         q.failed += 1
         q.failures.count(now_ms, self._max_minutes)
@@ -638,7 +646,7 @@ class Engine(Keys, Capacity):
             return
         self._finalise(token)
         self._emit("failed", job, now_ms, (error, True, job.data, 0) if later else (error,))
-        self._bury(job, now_ms)
+        self._bury(job, now_ms, error)
 
     def _return(self, job: Job) -> None:
         """It was ready before, so it is again, whatever the wall clock did meanwhile."""
@@ -677,16 +685,17 @@ class Engine(Keys, Capacity):
 
     def cancel(self, job_id: str, now_ms: int) -> bool:
         job = self.jobs.get(job_id)
-        if job is None or job.state not in ("ready", "delayed"):
+        if job is None or job.state not in ("ready", "delayed", "parked"):
             return False
-        self._emit("removed", job, now_ms, "waiting" if job.state == "ready" else "delayed")
+        before = {"ready": "waiting", "parked": "waiting-children"}.get(job.state, "delayed")
+        self._emit("removed", job, now_ms, before)
         self._drop(job_id)
         return True
 
     def discard(self, job_id: str, now_ms: int, *, token: str | None = None) -> None:
         """Dead-letter a queued or active job, uncharged."""
         job = self.jobs.get(job_id)
-        if job is None or job.state not in ("ready", "delayed", "active"):
+        if job is None or job.state not in ("ready", "delayed", "active", "parked"):
             raise NotFoundError("Job not found")
         if job.delivery is not None:
             if self._judge(job_id, token) != "may":
@@ -702,10 +711,15 @@ class Engine(Keys, Capacity):
         return len(queued)
 
     def obliterate(self, queue: str) -> None:
-        for job in self._of(queue, "ready", "delayed", "active", "completed", "failed"):
+        for job in [
+            job
+            for state in ("ready", "delayed", "failed", "active", "completed", "parked")
+            for job in self._of(queue, state)
+        ]:
             del self.jobs[job.id]
             if job.state == "completed":
                 self._evidence.pop(job.id, None)
+        self._end_evidence(queue)
         self.kept = {place: what for place, what in self.kept.items() if place[0] != queue}
         if queue in self.queues:
             q = self.queues[queue]
@@ -713,6 +727,9 @@ class Engine(Keys, Capacity):
             q.limits = Limits(turns=q.limits.turns, plain_turn=q.limits.plain_turn)
             q.journal = Journal(self._max_events)
             q.completions, q.failures = Outcomes(), Outcomes()
+
+    def _end_evidence(self, queue: str) -> None:
+        self._evidence = {one: whose for one, whose in self._evidence.items() if whose != queue}
 
     def _listed_as(self, job: Job) -> str:
         if job.state == "ready" and self._queue(job.queue).paused:
@@ -727,7 +744,7 @@ class Engine(Keys, Capacity):
             return []
         self._promote(queue, now_ms)
         states = (
-            ["waiting", "prioritized", "delayed", "paused"]
+            ["waiting", "prioritized", "delayed", "paused", "waiting-children"]
             if state is None
             else ["waiting" if state == "wait" else state]
         )
@@ -765,7 +782,7 @@ class Engine(Keys, Capacity):
 
     def update(self, job_id: str, data: bytes) -> bool:
         job = self.jobs.get(job_id)
-        if job is None or job.state not in ("ready", "delayed", "active"):
+        if job is None or job.state not in ("ready", "delayed", "active", "parked"):
             return False
         job.data = data
         return True
@@ -993,6 +1010,9 @@ class Engine(Keys, Capacity):
             saved.written[job_id] = before.written[job_id]
         return saved
 
+    def _relink(self, saved: Saved, now_ms: int) -> None:
+        """What a layer above has to bring back, once all jobs are there."""
+
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         """Forget everything but what was saved, and recover from that."""
         saved = copy.deepcopy(saved)
@@ -1020,8 +1040,9 @@ class Engine(Keys, Capacity):
         for self._ended, job in enumerate(order, 1):
             job.ended = (job.ended[0], self._ended)
         done = [job for job in self.jobs.values() if job.state == "completed"]
-        self._evidence = dict.fromkeys(job.id for job in sorted(done, key=lambda job: job.ended))
+        self._evidence = {job.id: job.queue for job in sorted(done, key=lambda job: job.ended)}
         admitted = sorted(self.jobs.values(), key=lambda job: job.seq)
+        self._relink(saved, now_ms)
         was_ready = [job for job in admitted if job.state == "ready"]
         for job in was_ready:
             job.state = "restoring"
@@ -1048,7 +1069,13 @@ class Engine(Keys, Capacity):
             if keep_leases and delivery.token is not None:
                 continue
             if charge:
-                self._lose(job, now_ms, "", "", "")
+                self._lose(
+                    job,
+                    now_ms,
+                    "The process that ran the job ended",
+                    f"Job reached max attempts ({job.attempts + 1}) during startup recovery",
+                    f"Job stalled {job.stalls + 1} times (recovered at startup)",
+                )
             else:
                 self._leave_active(job)
                 self._return(job)

@@ -244,8 +244,8 @@ class ScheduledEngine(Engine):
         if remove or job.remove_on_fail:
             self._after_failure(job, now_ms, gone=job.id not in self.jobs)
 
-    def _bury(self, job: Job, now_ms: int) -> None:
-        super()._bury(job, now_ms)
+    def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
+        super()._bury(job, now_ms, error)
         self._after_failure(job, now_ms, gone=True)
 
     def _after_failure(self, job: Job, now_ms: int, *, gone: bool) -> None:

@@ -66,10 +66,16 @@ class CompletionTokens:
         self._pinned.pop(key, None)
         return there
 
-    def delete_owner(self, owner: int) -> int:
-        """Forget all keys of one owner, in both tiers; return how many."""
+    def delete_owner(self, owner: int, pins: bool = True) -> int:
+        """Forget all keys of one owner; return how many.
+
+        Without ``pins`` those that are pinned stay, and are of owner 0 then.
+        """
         before = len(self)
-        for tier in (self._recent, self._pinned):
+        if not pins:
+            for key, (whose, value) in self._pinned.items():
+                self._pinned[key] = (0 if whose == owner else whose, value)
+        for tier in (self._recent, self._pinned) if pins else (self._recent,):
             for key in [key for key, entry in tier.items() if entry[0] == owner]:
                 del tier[key]
         return before - len(self)

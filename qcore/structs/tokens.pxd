@@ -48,7 +48,7 @@ cdef class CompletionTokens:
     # Pinned to newest recent (retain; may evict one, then 1) or out. Others stay as they are.
     cdef int c_unpin(self, uint64_t hi, uint64_t lo, bint retain, TokenEntry *evicted) except -1
     cdef bint c_delete(self, uint64_t hi, uint64_t lo) noexcept nogil
-    cdef Py_ssize_t c_delete_owner(self, uint32_t owner) noexcept nogil
+    cdef Py_ssize_t c_delete_owner(self, uint32_t owner, bint pins) noexcept nogil
     cdef void c_clear(self) noexcept nogil
     cdef size_t c_nbytes(self) noexcept nogil
 

@@ -214,11 +214,14 @@ cdef class CompletionTokens:
         self.c_settle()
         return True
 
-    cdef Py_ssize_t c_delete_owner(self, uint32_t owner) noexcept nogil:
+    cdef Py_ssize_t c_delete_owner(self, uint32_t owner, bint pins) noexcept nogil:
         cdef Py_ssize_t count = 0
         cdef uint32_t slot
         for slot in range(1, self.n_slots):
             if self.slots[slot].token != UNUSED and self.slots[slot].entry.owner == owner:
+                if self.slots[slot].token == PINNED and not pins:
+                    self.slots[slot].entry.owner = 0
+                    continue
                 self.c_drop(slot)
                 count += 1
         self.c_settle()
@@ -291,9 +294,12 @@ cdef class CompletionTokens:
         split(key, &hi, &lo)
         return self.c_delete(hi, lo)
 
-    def delete_owner(self, uint32_t owner) -> int:
-        """Forget all keys of one owner, in both tiers; return how many. O(n)."""
-        return self.c_delete_owner(owner)
+    def delete_owner(self, uint32_t owner, bint pins=True) -> int:
+        """Forget all keys of one owner; return how many. O(n).
+
+        Without ``pins`` those that are pinned stay, and are of owner 0 then.
+        """
+        return self.c_delete_owner(owner, pins)
 
     def get(self, key) -> tuple[int, int] | None:
         """Return (owner, value) of a key, or None."""

@@ -56,8 +56,7 @@ def state(talk: Talk, job_id: str) -> str:
     return str(talk.good("GetState", id=job_id)["state"])
 
 
-def test_invariant_32_nothing_of_a_flow_is_there_before_its_commit(machine: Machine) -> None:
-    """Defect 59."""
+def test_defect_59_invariant_32_nothing_of_a_flow_is_there_before_its_commit(machine: Machine) -> None:
     talk, other = machine.start(), Talk(machine.broker)
     talk.send({"cmd": "PUSHF", "jobs": tree()})
     assert talk.replies() == []
@@ -127,6 +126,7 @@ def test_a_flow_survives_a_crash_between_any_two_of_its_steps(machine: Machine) 
         ([entry("a", data=None)], "flow job data must be an object"),
         ([entry("a", maxAttempts="x")], "maxAttempts must be a number"),
         ([entry("a", debounceId="d")], "debounce is not supported inside an atomic flow"),
+        ([entry("a", uniqueKey="k")], "deduplication is not supported inside an atomic flow"),
         ([entry("a", dependsOn=["a"])], "flow job cannot depend on itself: a"),
         (
             [entry("a", dependsOn=["b"]), entry("b", dependsOn=["a"])],
@@ -174,6 +174,21 @@ def test_a_flow_that_does_not_fit_together_is_refused_whole(
     talk = machine.start()
     assert talk.refused("PUSHF", jobs=jobs) == text
     assert len(machine.broker.engine) == 0
+    machine.broker.engine._check()
+
+
+def test_c015_a_key_inside_a_flow_is_refused(machine: Machine) -> None:
+    """A flow is all or nothing, and a key would drop one of its jobs."""
+    talk = machine.start()
+    talk.good("PUSH", queue="q", name="n", uniqueKey="k")
+    text = "deduplication is not supported inside an atomic flow"
+    assert talk.refused("PUSHF", jobs=[entry("a"), entry("b", uniqueKey="k")]) == text
+    assert talk.refused("PUSHF", jobs=[entry("a", uniqueKey="other")]) == text
+    assert state(talk, "a") == "unknown"
+    # A job that waits for others holds its key; its dependents do not lose it.
+    talk.good("PUSH", queue="q", name="n", jobId="x")
+    talk.good("PUSH", queue="q", name="n", jobId="d", dependsOn=["x"], uniqueKey="d")
+    assert talk.good("PUSH", queue="q", name="n", uniqueKey="d")["id"] == "d"
     machine.broker.engine._check()
 
 

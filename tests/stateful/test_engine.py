@@ -30,7 +30,7 @@ from qcore.store.memory import MemoryStore
 
 QUEUES = ("a", "b")
 CUSTOM_IDS = ("one", "two", "00000000-0000-7000-8000-000000000001")
-LISTED = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "paused")
+LISTED = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "paused", "waiting-children")
 MAX_EVENTS = 12  # of a journal
 MAX_MINUTES = 4
 ALL_EVENTS = sum(EVENT_BITS.values())
@@ -105,13 +105,14 @@ def answer(call: Callable[[], object]) -> object:
 class EngineMachine(RuleBasedStateMachine):
     tracking = False
     max_completed = 2
+    twin_class: type[Twin] = Twin
 
     @initialize(seed=st.binary(min_size=16, max_size=16))
     def start(self, seed: bytes) -> None:
         self.clock = ManualClock()
         bounds = {"max_completed": self.max_completed, "max_events": MAX_EVENTS, "max_minutes": MAX_MINUTES}
         self.engine = Engine(seed, tracking=self.tracking, **bounds)
-        self.twin = Twin(retry_wait_ms=self.retry_wait_ms, **bounds)
+        self.twin = self.twin_class(retry_wait_ms=self.retry_wait_ms, **bounds)
         self.ids: list[str] = list(CUSTOM_IDS)
         self.tokens: list[str | None] = [None, "", "no token", FOREIGN_TOKEN]
         self.deliveries: list[tuple[str, str | None]] = []
@@ -444,7 +445,7 @@ class EngineMachine(RuleBasedStateMachine):
         engine._check()
         assert Counter(engine.take_events()) == Counter(twin.events)
         twin.events = []
-        assert len(engine) == len(twin.jobs)
+        assert len(engine) == twin.size()
         for job_id in self.ids:
             assert engine.state(job_id) == twin.state(job_id), job_id
             assert engine.result(job_id) == twin.result(job_id), job_id
@@ -581,6 +582,7 @@ class StoredEngineMachine(EngineMachine):
         assert rows.restore_side(self.engine, snapshot.side) == []
         for row in snapshot.jobs:
             rows.restore(self.engine, row, self.ms, self.ns)
+        assert rows.restore_evidence(self.engine, snapshot.side["evidence"]) == []
         rows.settle_active(self.engine, keep_leases, charge, self.ms)
         self.twin.restart(self.saved, self.ms, self.ns, keep_leases=keep_leases, charge=charge)
         self.listen()

@@ -230,14 +230,18 @@ class CompletionTokensMachine(RuleBasedStateMachine):
         for t in self.both:
             assert t.delete(key) == (there is not None)
 
-    @rule(owner=owner)
-    def delete_owner(self, owner: int) -> None:
-        gone = [k for tier in (self.recent, self.pinned) for k, entry in tier.items() if entry[0] == owner]
+    @rule(owner=owner, pins=st.booleans())
+    def delete_owner(self, owner: int, pins: bool) -> None:
+        tiers = (self.recent, self.pinned) if pins else (self.recent,)
+        gone = [k for tier in tiers for k, entry in tier.items() if entry[0] == owner]
+        if not pins:
+            for key, (whose, value) in self.pinned.items():
+                self.pinned[key] = (0 if whose == owner else whose, value)
         for key in gone:
             self.recent.pop(key, None)
             self.pinned.pop(key, None)
         for t in self.both:
-            assert t.delete_owner(owner) == len(gone)
+            assert t.delete_owner(owner, pins) == len(gone)
 
     @rule(entries=st.lists(st.tuples(key, owner, st.integers(0, 9)), max_size=8))
     def hydrate(self, entries: list[tuple[int, int, int]]) -> None:

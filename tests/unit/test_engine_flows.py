@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import msgpack
 import pytest
 
 from qcore.broker import rows
@@ -156,8 +158,9 @@ def test_rows_of_evidence_go_when_memory_has_forgotten_them() -> None:
     assert [machine.engine.owns(f"j{n}") for n in range(15, 20)] == [False, False, True, True, True]
 
 
-def test_a_result_that_a_live_job_may_read_is_kept_until_it_is_finished(machine: Machine) -> None:
-    """Invariant 31: whatever removes it."""
+def test_invariant_31_a_result_that_a_live_job_may_read_is_kept_until_it_is_finished(
+    machine: Machine,
+) -> None:
     machine.child("k", machine.add("p"))
     machine.finish("kids", remove=True)
     assert machine.state("k") == "unknown"
@@ -191,8 +194,7 @@ def test_defect_63_a_result_of_a_live_consumer_is_not_evicted() -> None:
         machine.add("a")
 
 
-def test_unknown_and_own_ids_are_refused(machine: Machine) -> None:
-    """Defect 62: nobody waits for an id that nobody has."""
+def test_defect_62_unknown_and_own_ids_are_refused(machine: Machine) -> None:
     with pytest.raises(FlowError, match="Dependency job not found: no"):
         machine.add("d", depends=("no",))
     with pytest.raises(FlowError, match="Job cannot depend on itself: d"):
@@ -318,8 +320,7 @@ def test_a_failed_child_does_to_its_parent_what_it_says(
         assert machine.state("p") == "waiting"
 
 
-def test_defect_58_two_failing_children_fail_their_parent_once(machine: Machine) -> None:
-    """Invariant 30."""
+def test_defect_58_invariant_30_two_failing_children_fail_their_parent_once(machine: Machine) -> None:
     machine.add("p")
     machine.child("k1", "p", "fail")
     machine.child("k2", "p", "fail")
@@ -366,7 +367,7 @@ def _crash(machine: Machine) -> None:
     ids=["stall", "lease", "timeout", "recovery", "fail", "fail and remove", "discard"],
 )
 def test_defect_60_every_terminal_path_runs_the_policy(machine: Machine, end: Any) -> None:
-    """Invariant 33, with a grandparent that is failed in turn."""
+    """With a grandparent that is failed in turn."""
     machine.add("g", queue="top")
     machine.child("p", "g", "fail")
     extra = {"parentId": "p", "failParentOnFailure": True, "timeout": 1}
@@ -376,6 +377,235 @@ def test_defect_60_every_terminal_path_runs_the_policy(machine: Machine, end: An
     assert (machine.state("p"), machine.state("g")) == ("failed", "failed")
     machine.restart()
     assert (machine.state("p"), machine.state("g")) == ("failed", "failed")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("end", [_stall, _lose, _time_out, _crash, lambda machine: machine.fail()])
+@pytest.mark.parametrize("second", [*POLICIES, None])
+@pytest.mark.parametrize("first", [*POLICIES, None])
+def test_invariant_33_each_level_does_as_its_own_policy_says(
+    machine: Machine, first: str | None, second: str | None, end: Any, restart: bool
+) -> None:
+    """C051, nested two deep."""
+    machine.add("g", queue="top")
+    machine.child("p", "g", second)
+    extra: dict[str, Any] = {"parentId": "p", "timeout": 1}
+    if first is not None:
+        extra[POLICIES[first]] = True
+    machine.add("k", queue="kids", extra=extra, attempts=1)
+    end(machine)
+    machine.engine._check()
+    if restart:
+        machine.restart()
+    assert machine.state("k") == "failed"
+    assert machine.state("p") == {"fail": "failed", None: "waiting-children"}.get(first, "waiting")
+    above = {"fail": "failed", None: "waiting-children"}.get(second, "waiting")
+    assert machine.state("g") == (above if first == "fail" else "waiting-children")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("which", [0, 1, 2, None])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_c051_whichever_child_fails_the_parent_ends(
+    machine: Machine, policy: str, which: int | None, restart: bool
+) -> None:
+    """Also when the queue of the parent is paused; None: all children fail."""
+    machine.add("p", queue="top")
+    machine.engine.pause("top")
+    for n in range(3):
+        machine.child(f"k{n}", "p", policy)
+    for n in range(3):
+        if which is None or which == n:
+            machine.fail()
+        else:
+            machine.finish("kids")
+        if restart:
+            machine.restart()
+    assert machine.engine.counts("top", NOW)["waiting-children"] == 0
+    if policy == "fail":
+        assert [entry[0] for entry in machine.engine.dead_letters("top")] == ["p"]
+        return
+    assert machine.engine.counts("top", NOW)["paused"] == 1
+    assert machine.engine.pull("top", NOW, 0) is None
+    machine.engine.pause("top", False)
+    assert machine.take("top")[0] == "p"
+    failed = [0, 1, 2] if which is None else [which]
+    if policy == "continue":
+        failed = failed[:1]  # the others came too late for a parent that goes on
+    told = {} if policy == "remove" else {f"kids:k{n}": "boom" for n in failed}
+    assert machine.engine.child_failures("p", "ignore" if policy == "remove" else policy) == told
+
+
+def test_invariant_30_a_dependent_is_promoted_once(machine: Machine) -> None:
+    for name in "abc":
+        machine.add(name)
+    machine.add("d", queue="top", depends=("a", "b", "c"))
+    for _ in "abc":
+        machine.finish(remove=True)
+        machine.restart()
+    assert machine.take("top")[0] == "d"
+    assert machine.engine.pull("top", NOW, 0) is None
+    machine.restart()
+    assert machine.state("d") == "active"
+    assert machine.engine.pull("top", NOW, 0) is None
+
+
+def test_a_job_is_not_its_own_parent(machine: Machine) -> None:
+    with pytest.raises(FlowError, match="A flow job cannot be its own parent"):
+        machine.add("p", extra={"parentId": "p"})
+    machine.add("p")
+    with pytest.raises(FlowError, match="A flow job cannot be its own parent"):
+        machine.engine.update_parent("p", "p", NOW)
+    assert len(machine.engine) == 1
+    machine.engine._check()
+
+
+@pytest.mark.parametrize("policy", [0, 1, {"count": 0}, {"count": 1, "age": 60}])
+def test_a_policy_of_removal_passes_over_what_live_jobs_need(machine: Machine, policy: Any) -> None:
+    extra = {"removeOnComplete": policy}
+    machine.add("a")
+    machine.add("d", queue="top", depends=("a",))
+    machine.finish()
+    for name in ("j1", "j2", "j3"):
+        machine.add(name, extra=extra)
+        machine.finish()
+    assert machine.state("a") == "completed"
+    assert machine.engine.result("a") == b"\x07"
+    machine.restart()
+    machine.finish("top")
+    machine.add("j4", extra=extra)
+    machine.finish()
+    assert machine.state("a") == "unknown"
+    machine.restart()
+    assert machine.engine.owns("a")
+
+
+def test_defect_92_a_released_pin_writes_one_entry_whatever_was_completed_before(machine: Machine) -> None:
+    sizes = []
+    for history in (0, 3000):
+        for _ in range(history):
+            machine.engine.push("q", None, NOW, remove_on_complete=True)
+            machine.finish()
+        machine.add(f"a{history}")
+        machine.finish(remove=True)
+        machine.add(f"d{history}", queue="top", depends=(f"a{history}",))
+        machine.save()
+        machine.engine.cancel(f"d{history}", NOW)
+        cut = rows.take_rows(machine.engine, NOW, 0)
+        machine.store.commit(cut)
+        sizes.append([len(value or b"") for (table, _), value in cut.side.items() if table == "evidence"])
+    assert sizes[0] == [sizes[0][0]]
+    assert abs(sizes[0][0] - sizes[1][0]) < 10
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dependsOn", "ab"),
+        ("dependsOn", ["a", 7]),
+        ("dependsOn", ["a", "a"]),
+        ("dependsOn", None),
+        ("childrenIds", {"a": 1}),
+        ("parentId", 5),
+        ("settledEdges", 3),
+        ("settledEdges", -1),
+        ("edgesDone", [b"a"]),
+        ("edgesDropped", {"a": "ignore"}),
+        ("childFailed", ["a"]),
+    ],
+)
+def test_defect_15_a_job_whose_ties_cannot_be_read_does_not_run(field: str, value: object) -> None:
+    """It is refused as a row, so that the host sets it aside; it is not taken for a job without ties."""
+    machine = Machine()
+    machine.add("a")
+    machine.add("d", depends=("a",))
+    machine.save()
+    snapshot = machine.store.reopened().load()
+    first, (seq, queue, state, record, data, result) = snapshot.jobs
+    at = record.index(msgpack.packb("dependsOn")) - 1  # one byte says how many rare options there are
+    head, extra = record[:at], {**msgpack.unpackb(record[at:]), field: value}
+    if value is None:
+        del extra[field]
+    bad = (seq, queue, state, head + msgpack.packb(extra), data, result)
+    engine = Engine(bytes(16), tracking=True)
+    rows.restore_names(engine, snapshot.names, snapshot.queues)
+    rows.restore(engine, first, NOW, 0)
+    with pytest.raises(rows.BadRow, match=r"what the job is tied to|says not for whom"):
+        rows.restore(engine, bad, NOW, 0)
+    rows.settle_active(engine, True, False, NOW)
+    engine._check()
+    assert engine.state("d") == "unknown"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("form", ["j{}", "00000000-0000-7000-8000-00000000000{}"])
+def test_an_obliterated_queue_is_not_known_as_completed(machine: Machine, form: str, restart: bool) -> None:
+    names = [form.format(n) for n in range(4)]
+    for name, queue in zip(names, "qqqr", strict=True):
+        machine.add(name, queue=queue)
+        machine.finish(queue, remove=True)
+    dependent = machine.add("d", queue="late", depends=(names[0],), delay_ms=1000)
+    machine.save()
+    machine.engine.obliterate("q")
+    machine.add("again")
+    machine.finish(remove=True)
+    for _ in range(2):
+        machine.engine._check()
+        if restart:
+            machine.restart()
+        owned = [machine.engine.owns(name) for name in (*names, "again")]
+        assert owned == [True, False, False, True, True]
+    with pytest.raises(FlowError, match="Dependency job not found"):
+        machine.add("e", depends=(names[1],))
+    # What a live job is tied to stays until that is finished, and then belongs to no queue.
+    assert machine.state(dependent) == "delayed"
+    machine.engine.cancel(dependent, NOW)
+    machine.engine.obliterate("q")
+    if restart:
+        machine.restart()
+    assert [machine.engine.owns(name) for name in (*names, "again")] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("form", ["j{}", "00000000-0000-7000-8000-00000000000{}"])
+def test_invariant_28_evidence_is_bounded_beside_what_is_pinned(form: str, restarts: bool) -> None:
+    """The plain model: a dict in order of completion, and the ids that live jobs are tied to."""
+    machine = Machine(max_completed=4)
+    draw = random.Random(28)
+    names = [form.format(n) for n in range(9)]
+    recent: dict[str, None] = {}
+    pinned: dict[str, str] = {}  # id -> the job that is tied to it
+
+    def newest(name: str) -> None:
+        recent.pop(name, None)
+        recent[name] = None
+        while len(recent) > 4:
+            del recent[next(iter(recent))]
+
+    for step in range(600):
+        name = draw.choice(names)
+        if name in pinned:
+            assert machine.engine.cancel(pinned.pop(name), NOW)
+            newest(name)
+        elif draw.random() < 0.3 and machine.engine.owns(name):
+            pinned[name] = machine.add(f"d{step}", queue="late", depends=(name,), delay_ms=1000)
+            recent.pop(name, None)
+        else:
+            machine.add(name)
+            recent.pop(name, None)
+            if draw.random() < 0.3:
+                assert machine.engine.cancel(name, NOW)
+            else:
+                machine.finish(remove=True)
+                newest(name)
+        if restarts and draw.random() < 0.1:
+            machine.restart()
+        owned = {one for one in names if machine.engine.owns(one)}
+        if restarts:  # which of the others are left depends on the rows that are
+            assert {*pinned} <= owned, step
+            assert len(owned) <= 4 + len(pinned)
+        else:
+            assert owned == {*recent, *pinned}, step
 
 
 @pytest.mark.parametrize("remove_on_fail", [False, True])

@@ -1,0 +1,455 @@
+"""Ties between jobs, for the plain engine: who waits for whom is worked out anew each time.
+
+There is nothing to forget for want of room: ``max_completed`` is to be larger than what is driven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qcore.errors import FlowError, LeaseError, NotFoundError, StateError
+from qcore.reference.engine import Engine, Job, Removal, Saved
+from qcore.reference.ties import Ties
+
+LIVE = ("ready", "delayed", "active", "parked")
+
+
+class _Jobs(dict[str, Job]):
+    """The jobs, telling of each that is removed."""
+
+    def __init__(self, gone: Callable[[Job], None], jobs: dict[str, Job]) -> None:
+        super().__init__(jobs)
+        self.gone = gone
+
+    def __delitem__(self, job_id: str) -> None:
+        job = self[job_id]
+        super().__delitem__(job_id)
+        self.gone(job)
+
+    def pop(self, job_id: str, default: Any = None) -> Any:
+        job = self.get(job_id)
+        if job is None:
+            return default
+        del self[job_id]
+        return job
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Job]:
+        import copy
+
+        return {job_id: copy.deepcopy(job, memo) for job_id, job in self.items()}
+
+
+class FlowEngine(Engine):
+    """The plain engine with dependencies, parents and children."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.jobs = _Jobs(self._gone, {})
+        self.held: dict[str, Job] = {}  # completed and removed, but needed
+        self._completing: str | None = None
+        self._new_ties: Ties | None = None
+        self._failures: list[tuple[Job, str | None]] = []
+        self._telling = False
+
+    # --- looking ---------------------------------------------------------------------------
+
+    def size(self) -> int:
+        return len(self.jobs) + len(self.held)
+
+    def _live(self, job_id: str | None) -> Job | None:
+        job = self.jobs.get(job_id) if job_id is not None else None
+        return job if job is not None and job.state in LIVE else None
+
+    def _done(self, job_id: str) -> bool:
+        if job_id in self.jobs:
+            return self.jobs[job_id].state == "completed"
+        return job_id in self.held or job_id in self._evidence
+
+    def _open(self, job: Job) -> list[str]:
+        ties = job.ties
+        return [
+            other
+            for other in ties.depends_on[ties.settled :]
+            if other not in ties.dropped and other not in ties.evidenced and not self._done(other)
+        ]
+
+    def _holders(self, job_id: str) -> list[Job]:
+        """Live jobs that are tied to this id."""
+        return [job for job in self.jobs.values() if job.state in LIVE and job_id in job.ties.ids]
+
+    def dependencies(self, job_id: str) -> dict[str, list[str]] | None:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        out: dict[str, list[str]] = {
+            "processed": [],
+            "unprocessed": [],
+            "failed": [],
+            "ignored": [],
+            "missing": [],
+        }
+        for other in job.ties.ids:
+            if other in job.ties.dropped:
+                out["failed" if job.ties.dropped[other][0] == "continue" else "ignored"].append(other)
+            elif other in job.ties.evidenced or self._done(other):
+                out["processed"].append(other)
+            elif other not in self.jobs:
+                out["missing"].append(other)
+            else:
+                out["failed" if self.jobs[other].state == "failed" else "unprocessed"].append(other)
+        return out
+
+    def child_failures(self, job_id: str, policy: str) -> dict[str, str | None]:
+        job = self.jobs.get(job_id)
+        dropped = job.ties.dropped if job is not None else {}
+        return {key: error for kind, key, error in dropped.values() if kind == policy}
+
+    # --- adding ----------------------------------------------------------------------------
+
+    def push(
+        self,
+        queue: str,
+        data: bytes | None,
+        now_ms: int,
+        *,
+        job_id: str | None = None,
+        depends_on: tuple[str, ...] = (),
+        parent: str | None = None,
+        policy: str | None = None,
+        parent_token: str | None = None,
+        **options: Any,
+    ) -> str:
+        if job_id is not None:
+            if self._live(job_id):
+                return job_id
+            if self._holders(job_id) and self._done(job_id):
+                holder = self.jobs.get(job_id) or self.held.get(job_id)
+                if holder is not None and parent is not None and holder.ties.parent == parent:
+                    return job_id
+                raise FlowError(f"Custom ID {job_id} still has unresolved dependency consumers")
+        deps = list(dict.fromkeys(depends_on))
+        for other in deps:
+            if other == job_id:
+                raise FlowError(f"Job cannot depend on itself: {job_id}")
+            if other not in self.jobs and not self._done(other):
+                raise FlowError(f"Dependency job not found: {other}")
+        if parent in self.jobs or parent in self.held:
+            self._may_link(parent, parent_token)
+        me = job_id if job_id is not None else options["new_id"]
+        if self._circle(me, {me: deps, **({parent: [me]} if parent is not None else {})}):
+            raise FlowError("flow contains a dependency cycle")
+        self._new_ties = Ties(depends_on=deps, parent=parent, policy=policy)
+        return super().push(queue, data, now_ms, job_id=job_id, **options)
+
+    def _enqueue(self, job: Job, now_ms: int) -> None:
+        if self._new_ties is not None:
+            job.ties, self._new_ties = self._new_ties, None
+            job.ties.evidenced = {
+                other
+                for other in job.ties.depends_on
+                if self._done(other) and other not in self.jobs and other not in self.held
+            }
+            parent = self._live(job.ties.parent)
+            if parent is not None and parent is not job:
+                self._attach(parent, job.id, now_ms)
+            if self._open(job):
+                job.state = "parked"
+                return
+        super()._enqueue(job, now_ms)
+
+    def _may_link(self, parent_id: str, token: str | None) -> None:
+        parent = self.jobs.get(parent_id)
+        if parent is not None and parent.state in ("ready", "delayed", "parked"):
+            return
+        if parent is not None and parent.state == "active":
+            try:
+                if self._judge(parent_id, token) == "may":
+                    return
+            except (LeaseError, StateError):
+                pass
+        raise FlowError(f"Parent job {parent_id} is not linkable")
+
+    def _circle(self, start: str, ahead: dict[str, list[str]]) -> bool:
+        """Whether a job would wait for itself, given further edges."""
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            key = left.pop()
+            job = self._live(key)
+            for following in [*ahead.get(key, ()), *(self._open(job) if job is not None else ())]:
+                if following == start:
+                    return True
+                if following not in seen:
+                    seen.add(following)
+                    left.append(following)
+        return False
+
+    def _attach(self, parent: Job, child_id: str, now_ms: int) -> None:
+        ties = parent.ties
+        if child_id not in ties.children:
+            ties.children.append(child_id)
+        if child_id not in ties.depends_on:
+            ties.depends_on.append(child_id)
+        if self._open(parent) and parent.state in ("ready", "delayed"):
+            parent.state = "parked"
+
+    # --- what follows from an end ------------------------------------------------------------
+
+    def _gone(self, job: Job) -> None:
+        needed = bool(self._holders(job.id))
+        if needed and (job.state == "completed" or job.id == self._completing):
+            job.state = "kept"
+            self.held[job.id] = job
+        self._let_go(job)
+
+    def _end_evidence(self, queue: str) -> None:
+        """As below, but what live jobs are tied to stays, and is of no queue then."""
+        for other, whose in self._evidence.items():
+            if whose == queue and self._holders(other):
+                self._evidence[other] = ""
+        super()._end_evidence(queue)
+
+    def _let_go(self, job: Job) -> None:
+        """The results that it needed may go."""
+        for other in job.ties.ids:
+            if other in self.held and not self._holders(other):
+                self._evidence[other] = self.held.pop(other).queue
+
+    def ack(self, job_id: str, now_ms: int, **how: Any) -> bool:
+        job = self.jobs.get(job_id)
+        self._completing = job_id
+        try:
+            applied = super().ack(job_id, now_ms, **how)
+        finally:
+            self._completing = None
+        if (
+            applied
+            and job is not None
+            and self._done(job_id)
+            and job.state in ("completed", "kept", "active")
+        ):
+            job.result = how.get("result")
+            for holder in self._holders(job_id):
+                holder.ties.dropped.pop(job_id, None)
+                if holder.ties.child_failed is not None and holder.ties.child_failed[0] == job_id:
+                    holder.ties.child_failed = None
+                if holder.state == "parked" and not self._open(holder):
+                    self._unpark(holder, now_ms)
+            self._end_ties(job)
+        return applied
+
+    def _end_ties(self, job: Job) -> None:
+        job.ties.settled = len(job.ties.depends_on)
+        self._let_go(job)
+
+    def _unpark(self, job: Job, now_ms: int) -> None:
+        job.ties.settled = len(job.ties.depends_on)
+        self._enqueue(job, now_ms)
+
+    def _fail(self, job: Job, now_ms: int, error: str, final: bool, remove: bool) -> None:
+        job.failed_reason = error
+        super()._fail(job, now_ms, error, final, remove)
+        if job.id not in self.jobs:
+            self._failed(job, error, now_ms)
+
+    def _lose(
+        self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False
+    ) -> None:
+        job.failed_reason = error
+        super()._lose(job, now_ms, error, dead, stalled, later=later)
+
+    def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
+        super()._bury(job, now_ms, error)
+        self._failed(job, error, now_ms)
+
+    def _failed(self, job: Job, error: str | None, now_ms: int) -> None:
+        job.failed_reason = error if error is not None else job.failed_reason
+        self._end_ties(job)
+        self._failures.append((job, error))
+        if self._telling:
+            return
+        self._telling = True
+        while self._failures:
+            self._tell_parent(*self._failures.pop(), now_ms)
+        self._telling = False
+
+    def _tell_parent(self, job: Job, error: str | None, now_ms: int) -> None:
+        parent = self._live(job.ties.parent)
+        policy = job.ties.policy
+        if parent is None or policy is None or job.id not in self._open(parent):
+            return
+        if policy == "fail":
+            text = f"Child job {job.id} failed: {'discarded' if error is None else error}"
+            if parent.state == "parked":
+                self._fail_parked(parent, text, now_ms)
+            else:
+                parent.ties.child_failed = (job.id, text)
+            return
+        parent.ties.dropped[job.id] = (policy, f"{job.queue}:{job.id}", error)
+        if policy == "continue":
+            parent.ties.settled = len(parent.ties.depends_on)
+            if parent.state == "parked":
+                parent.run_ms = now_ms
+        if parent.state == "parked" and not self._open(parent):
+            self._unpark(parent, now_ms)
+            self._emit("waiting", parent, now_ms, "waiting-children")
+
+    def _fail_parked(self, job: Job, error: str, now_ms: int) -> None:
+        job.ties.child_failed = None
+        job.failed_reason = error
+        self._emit("failed", job, now_ms, (error, None, job.data, 0))
+        if not job.remove_on_fail:
+            self._bury(job, now_ms, error)
+            return
+        q = self._queue(job.queue)
+        q.failed += 1
+        q.failures.count(now_ms, self._max_minutes)
+        self._end_ties(job)
+        del self.jobs[job.id]
+        self._failed(job, error, now_ms)
+
+    def _may_restart(self, job: Job, now_ms: int) -> bool:
+        needed = job.state == "completed" and bool(self._holders(job.id))
+        return not needed and super()._may_restart(job, now_ms)
+
+    def _trim(self, queue: str, state: str, policy: Removal, now_ms: int) -> None:
+        """As below, but what live jobs need stays."""
+        needed = {job.id for job in self._of(queue, state) if self._holders(job.id)}
+        if isinstance(policy, bool):
+            return
+        kept = policy if isinstance(policy, dict) else {"count": policy}
+        ended = sorted(self._of(queue, state), key=lambda job: job.ended[1])
+        over = len(ended) - int(kept.get("count", len(ended)))
+        for i, job in enumerate(ended):
+            if i >= over and ("age" not in kept or job.ended[0] >= now_ms - int(kept["age"] * 1000)):
+                break
+            if job.id not in needed:
+                self._drop(job.id)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def move_to_waiting_children(
+        self, job_id: str, now_ms: int, *, token: str | None = None, leave: bool = False
+    ) -> bool:
+        job = self.jobs.get(job_id)
+        if job is None or job.state != "active":
+            raise StateError("Job is not active")
+        if self._judge(job_id, token) != "may":
+            raise LeaseError(f"Invalid or expired lock token for job {job_id}")
+        if not self._open(job):
+            if leave:
+                self._emit("waiting-children", job, now_ms, "active")
+                self._leave_active(job)
+                self._return(job)
+            return False
+        self._leave_active(job)
+        job.state = "parked"
+        self._emit("waiting-children", job, now_ms, "active")
+        if job.ties.child_failed is not None:
+            self._fail_parked(job, job.ties.child_failed[1], now_ms)
+        return True
+
+    def update_parent(self, child_id: str, parent_id: str, now_ms: int, *, token: str | None = None) -> None:
+        if child_id == parent_id:
+            raise FlowError("A flow job cannot be its own parent")
+        child, parent = self.jobs.get(child_id) or self.held.get(child_id), self.jobs.get(parent_id)
+        listed = parent is not None and child_id in parent.ties.children
+        if child is None:
+            if listed and self._done(child_id):
+                return
+            raise NotFoundError(f"Child job not found: {child_id}")
+        if parent is None:
+            raise NotFoundError(f"Parent job not found: {parent_id}")
+        before = child.ties.parent
+        if before == parent_id and listed:
+            return
+        if before is not None and before != parent_id and before in self.jobs:
+            raise FlowError(f"Child job {child_id} already belongs to parent {before}")
+        if not listed:
+            self._may_link(parent_id, token)
+            if self._circle(parent_id, {parent_id: [child_id]}):
+                raise FlowError("flow contains a dependency cycle")
+        child.ties.parent = parent_id
+        if parent.state not in LIVE:
+            return
+        self._attach(parent, child_id, now_ms)
+        if child.state == "failed":
+            self._tell_parent(child, child.failed_reason, now_ms)
+            while self._failures:
+                self._tell_parent(*self._failures.pop(), now_ms)
+
+    def _detach(self, parent: Job, gone: set[str], now_ms: int) -> None:
+        ties = parent.ties
+        ties.settled -= sum(other in gone for other in ties.depends_on[: ties.settled])
+        ties.depends_on = [other for other in ties.depends_on if other not in gone]
+        ties.children = [other for other in ties.children if other not in gone]
+        for other in gone:
+            if other in self.held and not self._holders(other):
+                self._evidence[other] = self.held.pop(other).queue
+        if parent.state == "parked" and not self._open(parent):
+            self._unpark(parent, now_ms)
+            self._emit("waiting", parent, now_ms, "waiting-children")
+
+    def remove_child_dependency(self, child_id: str, now_ms: int) -> bool:
+        child = self.jobs.get(child_id)
+        if child is None:
+            raise NotFoundError(f"Job not found: {child_id}")
+        if child.ties.parent is None:
+            raise FlowError(f"Job {child_id} has no parent")
+        parent = self._live(child.ties.parent)
+        if child.state == "failed" or parent is None or child_id not in self._open(parent):
+            return False
+        child.ties.parent = None
+        self._detach(parent, {child_id}, now_ms)
+        return True
+
+    def remove_unprocessed_children(self, parent_id: str, now_ms: int) -> int:
+        parent = self.jobs.get(parent_id)
+        if parent is None:
+            return 0
+        live = parent.state in LIVE
+        open_ = self._open(parent) if live else []
+        missing = {child for child in parent.ties.children if child not in self.jobs and child in open_}
+        queued = {
+            child
+            for child in parent.ties.children
+            if child in self.jobs and self.jobs[child].state in ("ready", "delayed", "parked")
+        }
+        for child in queued:
+            del self.jobs[child]
+        if (missing or queued) and live:
+            self._detach(parent, missing | queued, now_ms)
+        return len(queued)
+
+    # --- a store -------------------------------------------------------------------------------
+
+    def save(self, before: Saved, changed: set[int], now_ms: int, now_ns: int) -> Saved:
+        jobs = self.jobs
+        self.jobs = {**jobs, **self.held}
+        try:
+            saved = super().save(before, changed, now_ms, now_ns)
+        finally:
+            self.jobs = jobs
+        saved.evidence = {
+            other: queue
+            for other, queue in self._evidence.items()
+            if other not in self.jobs and other not in self.held
+        }
+        return saved
+
+    def _relink(self, saved: Saved, now_ms: int) -> None:
+        self.held = {job_id: job for job_id, job in self.jobs.items() if job.state == "kept"}
+        self.jobs = _Jobs(
+            self._gone, {job_id: job for job_id, job in self.jobs.items() if job_id not in self.held}
+        )
+        live = [job for job in self.jobs.values() if job.state in LIVE]
+        for other, queue in saved.evidence.items():
+            if other not in self.jobs and other not in self.held:
+                self._evidence[other] = queue
+        for other in list(self.held):
+            if not self._holders(other):
+                self._evidence[other] = self.held.pop(other).queue
+        for job in live:
+            if job.state == "parked" and not self._open(job):
+                self._unpark(job, now_ms)
