@@ -728,6 +728,10 @@ class Engine(Keys, Capacity):
             q.journal = Journal(self._max_events)
             q.completions, q.failures = Outcomes(), Outcomes()
 
+    def _is_needed(self, job: Job) -> bool:
+        """Whether a live job may still read its result."""
+        return False
+
     def _end_evidence(self, queue: str) -> None:
         self._evidence = {one: whose for one, whose in self._evidence.items() if whose != queue}
 
@@ -753,6 +757,8 @@ class Engine(Keys, Capacity):
             ended = job.state in ("completed", "failed")
             age = job.ended if ended else (job.created_ms, job.seq)
             if job.queue == queue and self._listed_as(job) in states and age[0] <= now_ms - grace_ms:
+                if self._is_needed(job):
+                    continue
                 old.append((age, job.id))
         ids = [job_id for _, job_id in sorted(old)[:limit]]
         for job_id in ids:

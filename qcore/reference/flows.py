@@ -309,9 +309,11 @@ class FlowEngine(Engine):
         del self.jobs[job.id]
         self._failed(job, error, now_ms)
 
+    def _is_needed(self, job: Job) -> bool:
+        return job.state == "completed" and bool(self._holders(job.id))
+
     def _may_restart(self, job: Job, now_ms: int) -> bool:
-        needed = job.state == "completed" and bool(self._holders(job.id))
-        return not needed and super()._may_restart(job, now_ms)
+        return not self._is_needed(job) and super()._may_restart(job, now_ms)
 
     def _trim(self, queue: str, state: str, policy: Removal, now_ms: int) -> None:
         """As below, but what live jobs need stays."""

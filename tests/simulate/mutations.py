@@ -32,7 +32,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a lost lease costs no attempt",
-        ENGINE + "transitions.pyx",
+        ENGINE + "losses.pyx",
         "self.c_leave_active(q, slot, job, run)\n        job.attempts += 1\n        if job.stalls < 0xFFFF:",
         "self.c_leave_active(q, slot, job, run)\n        if job.stalls < 0xFFFF:",
     ),
@@ -63,8 +63,8 @@ MUTATIONS = (
     Mutation(
         "a late report is accepted without the last token",
         ENGINE + "transitions.pyx",
-        '                if (<dict>job.extra).get("lastToken") == (hi, lo):\n                    return LATE',
-        '                if "lastToken" in <dict>job.extra:\n                    return LATE',
+        "if last is not None and (last == (hi, lo) if kind == TOKEN else last == (0, 0)):",
+        "if last is not None:",
     ),
     Mutation(
         "ttl is ignored",

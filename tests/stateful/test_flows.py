@@ -42,6 +42,9 @@ class FlowMachine(StoredEngineMachine):
         remove_on_fail=st.booleans(),
         delay_ms=st.sampled_from([0, 0, 30]),
         attempts=st.integers(1, 2),
+        ends=st.sampled_from(
+            [{}, {}, {"ttl_ms": 20}, {"timeout_ms": 20}, {"ttl_ms": 1000, "timeout_ms": 50}]
+        ),
     )
     def push_tied(
         self,
@@ -51,13 +54,14 @@ class FlowMachine(StoredEngineMachine):
         parent: str | None,
         policy: str | None,
         data: st.DataObject,
+        ends: dict[str, int],
         **options: Any,
     ) -> None:
         token = None
         if parent is not None:
             held = [token for name, token in self.deliveries if name == parent]
             token = held[-1] if held and data.draw(st.booleans()) else None
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {name.removesuffix("_ms"): ms for name, ms in ends.items()}
         if depends_on:
             extra["dependsOn"] = depends_on
         if parent is not None:
@@ -88,6 +92,7 @@ class FlowMachine(StoredEngineMachine):
                 parent=parent,
                 policy=policy,
                 parent_token=token,
+                **ends,
                 **options,
             )
         )
@@ -118,7 +123,11 @@ class FlowMachine(StoredEngineMachine):
 
     @rule(
         outcomes=st.lists(
-            st.sampled_from(["done", "removed", "failed", "failed", "lost", "gone"]), min_size=1, max_size=4
+            st.sampled_from(
+                ["done", "removed", "failed", "failed", "lost", "gone", "discarded", "cleaned", "late"]
+            ),
+            min_size=1,
+            max_size=4,
         )
     )
     def run_children(self, outcomes: list[str]) -> None:
@@ -131,6 +140,14 @@ class FlowMachine(StoredEngineMachine):
                 self.advance(1000, True)
             elif outcome == "gone":
                 self.same("remove", job_id)
+            elif outcome == "discarded":
+                self.both("discard", job_id, token=token)
+            elif outcome == "cleaned":
+                self.both("ack", job_id, token=token, result=b"\x07")
+                self.same("clean", "b", self.ms, state="completed", grace_ms=0, limit=1000)
+            elif outcome == "late":
+                self.advance(1000, True)
+                self.both("ack", job_id, token=token, result=b"\x07")
             elif outcome == "failed":
                 self.both("fail", job_id, token=token, error="no")
             else:
