@@ -249,10 +249,14 @@ cdef class Keys(Logs):
         return 0
 
     cdef int c_restore_key(self, uint32_t slot, Job *job, int64_t now_ms) except -1:
-        """A live job comes back from its row, in order of admission."""
+        """A live job comes back from its row, in order of admission.
+
+        A key that is kept was a later job's, also where the clock was set back to a time of this one.
+        """
         cdef dict extra = <dict>job.extra
-        if not extra.get("keyPassed") and not _over(extra, now_ms):
-            self.c_queue_of(job).keys[key_of(extra)] = slot
+        cdef Queue q = self.c_queue_of(job)
+        if not extra.get("keyPassed") and not _over(extra, now_ms) and key_of(extra) not in q.kept:
+            q.keys[key_of(extra)] = slot
         return 0
 
     # --- control --------------------------------------------------------------------------

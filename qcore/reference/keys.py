@@ -118,7 +118,8 @@ class Keys:
         if job.key is None:
             return
         job.key.holds = False
-        if job.state in LIVE and not job.key.passed and not job.key.over(now_ms):
+        kept = (job.queue, job.key.place) in self.kept  # of a later job
+        if job.state in LIVE and not job.key.passed and not job.key.over(now_ms) and not kept:
             before = self._holder(job.queue, job.key)
             if before is not None and before.key is not None:
                 before.key.holds = False
