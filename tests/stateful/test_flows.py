@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from qcore.reference.flows import FlowEngine
 
@@ -30,6 +30,16 @@ policies = st.sampled_from([None, *POLICIES])
 class FlowMachine(StoredEngineMachine):
     twin_class = FlowEngine
     twin: FlowEngine
+
+    @initialize(
+        seed=st.binary(min_size=16, max_size=16),
+        family=st.permutations(NAMES),
+        kinds=st.lists(policies, min_size=2, max_size=4),
+    )
+    def start(self, seed: bytes, family: list[str], kinds: list[str | None]) -> None:  # type: ignore[override]
+        """No walk is without ties."""
+        super().start(seed)
+        self.push_tree(family, kinds)
 
     @rule(
         queue=st.sampled_from("ab"),
@@ -200,6 +210,14 @@ class FlowMachine(StoredEngineMachine):
 # What has nothing to do with ties is walked elsewhere; here it would only dilute.
 for name in (
     "add_log",
+    "configure",
+    "metrics",
+    "purge_dead",
+    "remove_dead",
+    "remove_job_key",
+    "remove_key",
+    "trim_events",
+    "update",
     "change_priority",
     "clear_logs",
     "close_session",
@@ -217,4 +235,5 @@ for name in (
     setattr(FlowMachine, name, None)
 
 TestFlows = FlowMachine.TestCase
-TestFlows.settings = settings(stateful_step_count=40)
+# What counts is deep in a walk, so more walks than usual.
+TestFlows.settings = settings(max_examples=max(150, settings().max_examples), stateful_step_count=40)
