@@ -714,6 +714,12 @@ cdef class Engine(Queries):
         self.job_at(slot).flags |= F_WATCHED
         return "waiting"
 
+    def _numbered(self):
+        """The id of each job by its number of admission, also of those that nobody sees yet; O(n), for tests."""
+        cdef uint32_t slot
+        return {self.job_at(slot).seq: self.c_id(self.job_at(slot))
+                for slot in range(1, self.jobs.fresh) if self.job_at(slot).state}
+
     def _check(self):
         """Every invariant of the engine, O(n); raises AssertionError that says which."""
         cdef uint32_t slot, at
