@@ -52,6 +52,8 @@ class Ledger:
         self._added: dict[str, Added] = {}
         self._done: dict[str, int] = {}  # and when that was heard
         self._moment = 0
+        #: Of deliveries since jobs were last asked to run once more: the end of an earlier one is no news.
+        self._tokens: set[str | None] = set()
         self._touched: set[str] = set()  # delivered, perhaps before the reply to their add was heard
         self._reset: Order = (-1, 0)
         self._sent: dict[str, tuple[int, Mapping[str, Any], int]] = {}
@@ -72,6 +74,7 @@ class Ledger:
             self._forget(queue)
         if cmd == "RetryCompleted":
             self._done.clear()
+            self._tokens.clear()
             self._reset = _order(req_id)
 
     def closed(self, producer: int) -> None:
@@ -95,6 +98,8 @@ class Ledger:
         if cmd in ("PULL", "PULLB"):
             for job in _jobs(reply):
                 self._delivered(job, sent_at)
+            if order > self._reset:
+                self._tokens.update(reply.get("tokens", ()) or [reply.get("token")])
             return
         if not reply["ok"]:
             return
@@ -130,9 +135,11 @@ class Ledger:
         if "applied" in data:
             return
         ids = request["ids"] if "ids" in request else [request["id"]]
+        tokens = request.get("tokens") or [request.get("token")] * len(ids)
         ignored = {ids[index] for index in data.get("ignoredIndices", ())}
-        for job_id in ids:
-            if job_id not in ignored and _drawn(job_id):
+        for job_id, token in zip(ids, tokens, strict=True):
+            news = token is None or token in self._tokens
+            if news and job_id not in ignored and _drawn(job_id):
                 self._done[job_id] = self._moment
 
     def crash(self, config: Config, *, power: bool) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, astuple, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 import msgpack
 
 from qcore.clock import Clock
+from qcore.reference.capacity import Bucket
 from qcore.reference.engine import Job, Queue, Saved
 from qcore.simulate.matching import Failure, Id, Some, Token
 from qcore.simulate.plain import PlainEngine
@@ -146,8 +147,8 @@ class Flight:
 class Model:
     """A broker as it should be."""
 
-    def __init__(self, config: Config, clock: Clock, run_ms: Callable[[str], int]) -> None:
-        """``run_ms`` looks up the run time of a job of the broker, by the model's id."""
+    def __init__(self, config: Config, clock: Clock, run_ms: Callable[[str], int | None]) -> None:
+        """``run_ms`` looks up the run time of a job of the broker, by the model's id; None if it is gone."""
         self.config = config
         self.clock = clock
         self.plain = PlainEngine(self._retry_wait_ms)
@@ -168,6 +169,8 @@ class Model:
         self._numbers = 0
         self._waited = 0
         self._rows: dict[int, RowOf] = {}  # by number of a job
+        #: By queue: what its row says of the rate, and its settings, as of the last one and of a restart.
+        self._queue_rows: dict[str, tuple[Bucket | None, tuple[object, ...]]] = {}
         self._unwritten: dict[int, object] = {}
 
     # --- small things ----------------------------------------------------------------------
@@ -194,8 +197,10 @@ class Model:
         if isinstance(backoff, tuple):
             base, kind = backoff
             return min(3_600_000, base if kind == "fixed" else base * 2 ** min(job.attempts - 1, 40))
-        wait = self._run_ms(job_id) - self.now_ms
         least, most = backoff * 2**job.attempts // 2, backoff * 2**job.attempts * 3 // 2
+        run_ms = self._run_ms(job_id)
+        # Of a job that has not lived until its wait was over nobody can say how long that was.
+        wait = min(most, 3_600_000) if run_ms is None else run_ms - self.now_ms
         if not min(least, 3_600_000) <= wait <= min(most, 3_600_000):
             raise Failure(f"{job_id} waits {wait} ms after {job.attempts} attempts with a base of {backoff}")
         return wait
@@ -303,13 +308,15 @@ class Model:
         """See which of the watched jobs have ended."""
         done = {id(job): result for job, result in self.plain.completed_now}
         self.plain.completed_now.clear()
+        buried = {id(job) for job in self.plain.buried_now}
+        self.plain.buried_now.clear()
         for watch in self.watches:
             job = watch.job
             if watch.outcome is not None:
                 continue
             if id(job) in done:
                 watch.outcome = (True, done[id(job)])
-            elif self.plain.jobs.get(job.id) is not job or job.state == "failed":
+            elif self.plain.jobs.get(job.id) is not job or job.state == "failed" or id(job) in buried:
                 watch.outcome = (False, None)
 
     # --- what happens between requests -------------------------------------------------------
@@ -392,14 +399,33 @@ class Model:
         """Whether a reply waits for a cut that is still to be taken."""
         return any(expected.where in ("held", "held_adds") for expected in self.expected.values())
 
-    def begin_commit(self, rows: Mapping[int, tuple[int, object]]) -> CutState:
-        """A cut was taken. ``rows``: by number of a job, the state of its row and its bytes."""
+    def begin_commit(
+        self, rows: Mapping[int, tuple[int, object]], queues: Mapping[str, Mapping[str, Any]]
+    ) -> CutState:
+        """A cut was taken.
+
+        ``rows``: by number of a job, the state of its row and its bytes; ``queues``: rows by name.
+        """
         known, self._rows = self._rows, {}
         unwritten, self._unwritten = self._unwritten, {seq: content for seq, (_, content) in rows.items()}
         saved = Saved(
             queues={name: _copied_queue(q) for name, q in self.plain.queues.items()},
             kept=dict(self.plain.kept),
         )
+        for name, q in saved.queues.items():
+            settings = _settings(q)
+            if name in queues:
+                # Who looks finds that the time of a limit is over; that may be only one of the two so far.
+                if "rate" not in queues[name]:
+                    q.limits.rate = None
+                elif q.limits.rate is None:
+                    q.limits.rate = self._queue_rows[name][0]
+                self._queue_rows[name] = (q.limits.rate, settings)
+                continue
+            rate, before = self._queue_rows[name]
+            if settings[:-1] != before[:-1] or settings[-1] not in ((), before[-1]):
+                raise Failure(f"queue {name} changed and was not written: {settings}, before: {before}")
+            q.limits.rate = rate  # a restart that writes nothing tells it in its own time
         for job in [*self.plain.jobs.values(), *self.staged.values()]:
             row = known.get(job.seq)
             fresh = rows.get(job.seq)
@@ -478,6 +504,7 @@ class Model:
             charge=cut.open,
         )
         self.plain.completed_now.clear()
+        self.plain.buried_now.clear()
         self.plain.remembered.clear()
         self.outcomes.clear()
         self._rows = {seq: replace(row) for seq, row in cut.rows.items()}
@@ -486,6 +513,9 @@ class Model:
                 self._rows[job.seq].holding = _holding(
                     job
                 )  # recovery tells the time anew, and writes nothing
+        self._queue_rows = {
+            name: (cut.saved.queues[name].limits.rate, _settings(q)) for name, q in self.plain.queues.items()
+        }
         self._unwritten = {}
         self.expected, self.waits, self.watches = {}, {}, []
         self.staged, self.gathering, self.flight = {}, {}, None
@@ -507,9 +537,18 @@ def _content(job: Job) -> tuple[object, ...]:
         job.last_token,
         job.result,
         job.ended[0],
+        job.losses,
+        None if job.letter is None else astuple(job.letter),
+        None if job.chain is None else astuple(job.chain),
         job.group,
         None if job.key is None else (job.key.place, job.key.expires_ms, job.key.passed),
     )
+
+
+def _settings(q: Queue) -> tuple[object, ...]:
+    rate = q.limits.rate
+    spent = () if rate is None else (rate.most, rate.span_ms, rate.at_ms, rate.debt)
+    return q.paused, dict(q.dead), dict(q.stalls), q.limits.concurrency, spent
 
 
 def _holding(job: Job) -> tuple[object, ...]:

@@ -16,6 +16,8 @@ class PlainEngine(reference.Engine):
         super().__init__(retry_wait_ms=retry_wait_ms)
         #: Jobs completed since somebody looked, and their results.
         self.completed_now: list[tuple[Job, bytes | None]] = []
+        #: Jobs dead-lettered since somebody looked: a retry by itself may have brought one back at once.
+        self.buried_now: list[Job] = []
         #: Outcomes that were reported by clients who may ask again, by token.
         self.remembered: dict[str, str] = {}
 
@@ -59,6 +61,10 @@ class PlainEngine(reference.Engine):
         if remember and own:
             self._remember(token, "failed")
         return True
+
+    def _bury(self, job: Job, now_ms: int) -> None:
+        super()._bury(job, now_ms)
+        self.buried_now.append(job)
 
     def _late(self, job_id: str, token: str | None) -> bool:
         job = self.jobs.get(job_id)

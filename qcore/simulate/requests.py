@@ -122,6 +122,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         group=options.get("groupId"),
         ttl_ms=options.get("ttl"),
         timeout_ms=options.get("timeout") or None,
+        stall_ms=options.get("stallTimeout"),
     )
     model.tags[tag] = job_id
     if plain._seq == seq:  # the id, or the key, is taken

@@ -18,6 +18,8 @@ PRIORITIES = (0, 0, 0, 1, 5, -2, 2.5)
 LEASES_MS = (20, 200, 1000, 30_000)
 WALL_JUMPS_MS = (-3_600_000, -60_000, -700, -1, 1, 700, 60_000, 3_600_000)
 LEVELS = ("buffered", "committed", "synced")
+#: Policies of removal.
+KEPT = (0, 1, 3, {"count": 2}, {"age": 1}, {"age": 1, "count": 5})
 MOST_JOBS = 60
 
 Request = dict[str, Any]
@@ -219,9 +221,12 @@ class Generator:
             options["ttl"] = rng.choice((0, 50, 1000))
         if self._chance(0.3):
             options["timeout"] = rng.choice((10, 300))
+        if self._chance(0.15):
+            options["stallTimeout"] = rng.choice((30, 500))
         options["backoff"] = rng.choice(
             (
                 0,
+                200,
                 {"type": "fixed", "delay": 50, "jitter": 0},
                 {"type": "exponential", "delay": 20, "jitter": 0},
             )
@@ -248,9 +253,9 @@ class Generator:
         rng = self._rng
         request.pop("durable", None)
         if self._chance(0.3):
-            request["removeOnComplete"] = rng.choice((0, 1, 3, {"count": 2}, {"age": 1, "count": 5}))
+            request["removeOnComplete"] = rng.choice(KEPT)
         if self._chance(0.3):
-            request["removeOnFail"] = rng.choice((0, 2, {"count": 1}))
+            request["removeOnFail"] = rng.choice(KEPT)
         if self._chance(0.2):
             request.update(debounceId=rng.choice("kl"), debounceTtl=rng.choice((0, 40)))
             return
@@ -296,13 +301,13 @@ class Generator:
             if self._chance(0.4):
                 request["result"] = rng.choice((None, self._u, "done"))
             if self._chance(0.1):
-                request["removeOnComplete"] = True
+                request["removeOnComplete"] = rng.choice((True, *KEPT))
         else:
             request["error"] = "no"
             if self._chance(0.1):
                 request["unrecoverable"] = True
             if self._chance(0.1):
-                request["removeOnFail"] = True
+                request["removeOnFail"] = rng.choice((True, *KEPT))
         return request
 
     def _ackb(self) -> Request:
@@ -399,7 +404,8 @@ class Generator:
                 {"cmd": "RetryDlq"},
                 {"cmd": "RetryDlq", "count": 1},
                 {"cmd": "PurgeDlq"},
-                {"cmd": "SetStallConfig", "config": {"maxStalls": rng.choice((1, 2, 3))}},
+                {"cmd": "SetStallConfig", "config": self._stalls()},
+                {"cmd": "SetStallConfig", "config": self._stalls()},
                 {
                     "cmd": "SetDlqConfig",
                     "config": {
@@ -407,6 +413,7 @@ class Generator:
                         "maxAge": rng.choice((None, 100, 604_800_000)),
                     },
                 },
+                {"cmd": "SetDlqConfig", "config": self._retries()},
             )
         )
         request["queue"] = queue
@@ -418,6 +425,29 @@ class Generator:
         if self._chance(0.1):
             return {"cmd": "RemoveDlqJob", "queue": queue, "jobId": self._job("failed")}
         return request
+
+    def _stalls(self) -> Request:
+        """How long holders may be silent, and how often."""
+        rng = self._rng
+        return {
+            name: rng.choice(values)
+            for name, values in (
+                ("maxStalls", (0, 1, 2, 3)),
+                ("stallInterval", (50, 400, 30_000)),
+                ("gracePeriod", (0, 100, 5_000)),
+                ("enabled", (True, True, True, False)),
+            )
+            if self._chance(0.4)
+        }
+
+    def _retries(self) -> Request:
+        """How often dead letters come back by themselves."""
+        rng = self._rng
+        return {
+            "autoRetry": self._chance(0.8),
+            "autoRetryInterval": rng.choice((0, 50, 2000)),
+            "maxAutoRetries": rng.choice((0, 1, 3)),
+        }
 
     def _limit(self, queue: str) -> Request:
         rng = self._rng

@@ -18,7 +18,7 @@ from qcore.broker.core import Broker
 from qcore.broker.opening import close_broker, open_broker
 from qcore.broker.session import Session
 from qcore.clock import ManualClock
-from qcore.errors import StoreError
+from qcore.errors import NotFoundError, StoreError
 from qcore.reference.engine import Saved
 from qcore.simulate.disk import Disk
 from qcore.simulate.ledger import Ledger
@@ -44,6 +44,12 @@ def rows_of(cut: Cut) -> dict[int, tuple[int, object]]:
     for i in range(0, len(flat), UPDATE_WIDTH):
         rows[flat[i]] = (flat[i + 1], (flat[i + 2], flat[i + 3]))
     return rows
+
+
+def queues_of(cut: Cut) -> dict[str, Mapping[str, Any]]:
+    """What a cut writes of queues, by name."""
+    states = [msgpack.unpackb(state) for _, state in cut.queues if state is not None]
+    return {state["name"]: state for state in states}
 
 
 class World:
@@ -102,15 +108,18 @@ class World:
         self._cuts.append(replace(self._cuts[-1], open=True))
         self._changed()
 
-    def _run_ms(self, model_id: str) -> int:
+    def _run_ms(self, model_id: str) -> int | None:
         real = self.names.real(model_id)
         if real is None:
             # Lost before the reply with its id went out: both give their jobs the same numbers.
             real = self.broker.engine._numbered().get(self.model.plain.jobs[model_id].seq)
             if real is None:
-                raise Failure(f"{model_id} waits, and the broker has no such job")
+                return None
             self.names.bind(model_id, real)
-        return self.broker.engine.run_at_ms(real)
+        try:
+            return self.broker.engine.run_at_ms(real)
+        except NotFoundError:
+            return None
 
     def _do_crash(self, step: Step) -> None:
         """The process ends without a word, perhaps in the middle of a commit; then a new one starts."""
@@ -400,7 +409,7 @@ class World:
             return
         if self._in_flight is not None:
             raise Failure("two commits at once")
-        self._in_flight = (cut, self.model.begin_commit(rows_of(cut)), self._lag)
+        self._in_flight = (cut, self.model.begin_commit(rows_of(cut), queues_of(cut)), self._lag)
 
     def _write(self, report: str | None) -> None:
         """Write the cut that was taken. ``report`` None: the process dies before it hears of it."""
