@@ -21,12 +21,14 @@ __all__ = ["Occurrence", "Schedule", "next_occurrence", "next_slot"]
 RUN_STATE: Final = frozenset(
     (
         "attemptRecords",
+        "autoRetry",
         "dlq",
         "failedReason",
         "keyExpires",
         "keyPassed",
         "lastToken",
         "logs",
+        "losses",
         "progress",
         "progressMessage",
         "stacktrace",

@@ -1058,7 +1058,8 @@ class Engine(Keys, Capacity):
             elif job.state == "delayed":
                 self._enqueue(job, now_ms)
             self._restore_key(job, now_ms)
-        for job in admitted:
+        queues = list(self.queues)
+        for job in sorted(admitted, key=lambda job: (queues.index(job.queue), job.seq)):
             delivery = job.delivery
             if delivery is None:
                 continue

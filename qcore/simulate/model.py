@@ -15,7 +15,8 @@ import msgpack
 
 from qcore.clock import Clock
 from qcore.reference.capacity import Bucket
-from qcore.reference.engine import Job, Queue, Saved
+from qcore.reference.engine import Job, Queue
+from qcore.reference.schedules import SavedSchedules
 from qcore.simulate.matching import Failure, Id, Some, Token
 from qcore.simulate.plain import PlainEngine
 
@@ -26,6 +27,7 @@ Level = Literal["buffered", "committed", "synced"]
 
 RETRY_FIRST_NS = 200_000_000
 RETRY_MOST_NS = 30_000_000_000
+DEFAULT_BACKOFF_MS = 1000
 
 #: States as rows have them.
 ROW_STATES = {"ready": 1, "delayed": 2, "active": 3, "completed": 4, "failed": 5}
@@ -131,7 +133,7 @@ class RowOf:
 class CutState:
     """The whole model as one cut has it."""
 
-    saved: Saved
+    saved: SavedSchedules
     #: By number of a job.
     rows: dict[int, RowOf]
     open: bool = True  # a process has the file open
@@ -151,7 +153,7 @@ class Model:
         """``run_ms`` looks up the run time of a job of the broker, by the model's id; None if it is gone."""
         self.config = config
         self.clock = clock
-        self.plain = PlainEngine(self._retry_wait_ms)
+        self.plain = PlainEngine(self._retry_wait_ms, self.new_id, self._note_added)
         self.about: dict[int, About] = {}
         self.tags: dict[str, str] = {}  # tag -> job id
         self.expected: dict[tuple[int, str], Expected] = {}
@@ -190,6 +192,17 @@ class Model:
     def new_token(self) -> str:
         self._numbers += 1
         return f"00000001-0000-4000-8000-{self._numbers:012d}"
+
+    def _note_added(self, job: Job, before: Job | None) -> None:
+        """The engine added a job by itself."""
+        tag = f"{job.queue}+{job.seq}"
+        backoff: tuple[int, str] | int = (
+            DEFAULT_BACKOFF_MS if before is None else self.about[before.seq].backoff
+        )
+        self.about[job.seq] = About(tag, False, backoff)
+        if before is not None:
+            job.keep_completed, job.keep_failed = before.keep_completed, before.keep_failed
+        self.tags[tag] = job.id
 
     def _retry_wait_ms(self, job_id: str) -> int:
         job = self.plain.jobs[job_id]
@@ -408,9 +421,14 @@ class Model:
         """
         known, self._rows = self._rows, {}
         unwritten, self._unwritten = self._unwritten, {seq: content for seq, (_, content) in rows.items()}
-        saved = Saved(
-            queues={name: _copied_queue(q) for name, q in self.plain.queues.items()},
-            kept=dict(self.plain.kept),
+        plain = self.plain
+        saved = SavedSchedules(
+            queues={name: _copied_queue(q) for name, q in plain.queues.items()},
+            kept=dict(plain.kept),
+            plans={name: _alike(plan) for name, plan in plain.plans.items()},
+            owned={job_id: name for job_id, name in plain.owned.items() if job_id in plain.jobs},
+            repeats={job_id: repeat for job_id, repeat in plain.repeats.items() if job_id in plain.jobs},
+            links={job_id: later for job_id, later in plain.links.items() if job_id in plain.jobs},
         )
         for name, q in saved.queues.items():
             settings = _settings(q)

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from qcore.engine.cron import Cron
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference import engine as reference
 from qcore.reference.engine import Job, Removal
+from qcore.reference.schedules import ScheduledEngine
 
 
-class PlainEngine(reference.Engine):
-    """:class:`qcore.reference.engine.Engine`, moves between states, and the outcomes of late."""
+class PlainEngine(ScheduledEngine):
+    """The plain engine with schedules, moves between states, and the outcomes of late.
 
-    def __init__(self, retry_wait_ms: Callable[[str], int]) -> None:
-        super().__init__(retry_wait_ms=retry_wait_ms)
+    ``added`` hears of each job that the engine adds by itself, and of the run before it.
+    """
+
+    def __init__(
+        self,
+        retry_wait_ms: Callable[[str], int],
+        new_id: Callable[[], str],
+        added: Callable[[Job, Job | None], None],
+    ) -> None:
+        super().__init__(
+            new_id=lambda queue: new_id(),
+            cron=lambda pattern, zone: Cron(pattern, zone).next_ms,
+            retry_wait_ms=retry_wait_ms,
+        )
+        self._added = added
         #: Jobs completed since somebody looked, and their results.
         self.completed_now: list[tuple[Job, bytes | None]] = []
         #: Jobs dead-lettered since somebody looked: a retry by itself may have brought one back at once.
         self.buried_now: list[Job] = []
         #: Outcomes that were reported by clients who may ask again, by token.
         self.remembered: dict[str, str] = {}
+
+    def _fire(self, name: str, now_ms: int, now_ns: int) -> None:
+        before = self._seq
+        super()._fire(name, now_ms, now_ns)
+        if self._seq > before:
+            self._added(next(reversed(self.jobs.values())), None)
+
+    def _succeed(self, job: Job, now_ms: int) -> None:
+        before = self._seq
+        super()._succeed(job, now_ms)
+        if self._seq > before:
+            self._added(self.jobs[self.links[job.id]], job)
 
     def ack(
         self,
@@ -30,6 +58,7 @@ class PlainEngine(reference.Engine):
         result: bytes | None = None,
         remove: Removal = False,
         remember: bool = False,
+        **how: Any,
     ) -> bool:
         """With ``remember``, the same call again answers the same."""
         job = self.jobs.get(job_id)
@@ -119,7 +148,7 @@ class PlainEngine(reference.Engine):
             raise NotFoundError("Cannot move job from state 'unknown' to waiting")
         if job.state == "active":
             self._demand(job, token)
-            self._return(job)
+            reference.Engine._return(self, job)  # also the job of a schedule: its holder gives it back
         elif job.state == "delayed":
             self.promote(job_id, now_ms)
         elif job.state == "failed":

@@ -8,13 +8,13 @@ from typing import Any, Literal
 from qcore.errors import LeaseError, QError
 from qcore.reference.engine import Job, keeps_none
 from qcore.reference.keys import Key as KeyOf
+from qcore.reference.schedules import Plan
 from qcore.simulate.matching import Id, Some
-from qcore.simulate.model import About, Model, Request, packed, unpacked
+from qcore.simulate.model import DEFAULT_BACKOFF_MS, About, Model, Request, packed, unpacked
 
 Reply = dict[str, Any]
 Key = tuple[int, str]
 
-DEFAULT_BACKOFF_MS = 1000
 DEFAULT_LEASE_MS = 30_000
 FINAL: Reply = {"data": {"applied": False, "reason": "already-finalized"}}
 
@@ -52,6 +52,8 @@ COMMITTED = frozenset(
         "PauseGroup",
         "ResumeGroup",
         "SetDlqConfig",
+        "Cron",
+        "CronDelete",
     ]
 )
 
@@ -102,6 +104,9 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
     delay_ms = options.get("delay", 0)
     if key is not None and key.debounce:
         delay_ms = max(delay_ms, options["debounceTtl"])
+    repeat = _repeat(model, options)
+    if repeat is not None and "prevMillis" in repeat:
+        delay_ms = max(delay_ms, repeat["prevMillis"] - options.get("timestamp", model.now_ms))
     completed, failed = options.get("removeOnComplete", False), options.get("removeOnFail", False)
     job_id: str = plain.push(
         queue,
@@ -128,6 +133,8 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
     if plain._seq == seq:  # the id, or the key, is taken
         return job_id, "held" if durable else "plain"
     job = plain.jobs[job_id]
+    if repeat is not None:
+        plain.repeats[job_id] = repeat
     backoff = options.get("backoff", DEFAULT_BACKOFF_MS)
     if isinstance(backoff, Mapping):
         backoff = (backoff["delay"], backoff["type"])
@@ -143,6 +150,16 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         plain.queues[queue].pushed -= 1
         return job_id, "staged"
     return job_id, "plain"
+
+
+def _repeat(model: Model, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of the first run of a chain: by a pattern it starts at the next instant of that."""
+    if "repeat" not in options:
+        return None
+    repeat = {"count": 0, **options["repeat"]}
+    if "pattern" in repeat:
+        repeat["prevMillis"] = model.plain.cron(repeat["pattern"], None)(model.now_ms)
+    return repeat
 
 
 def _key(options: Mapping[str, Any]) -> KeyOf | None:
@@ -204,7 +221,8 @@ def _tag(request: Request, index: int) -> str:
 
 def _pull(model: Model, key: Key, request: Request) -> None:
     queue, count = request["queue"], request.get("count", 0)
-    model.plain._queue(queue)
+    if request.get("timeout"):
+        model.plain._queue(queue)  # to wait there; who does not wait makes none
     lease_ms = request.get("lockTtl", DEFAULT_LEASE_MS) if request.get("owner") else 0
     session = 0 if request.get("detach") and not lease_ms else key[0]
     timeout_ms = request.get("timeout", 0)
@@ -598,6 +616,69 @@ def _dlq(model: Model, key: Key, request: Request) -> Reply:
     }
 
 
+# --- schedules -----------------------------------------------------------------------------
+
+
+def _cron(model: Model, key: Key, request: Request) -> Reply:
+    options = request.get("jobOptions", {})
+    job: dict[str, Any] = {
+        "remove_on_fail": options.get("removeOnFail", False),
+        "priority": request.get("priority", 0),
+    }
+    for mine, theirs in (
+        ("delay_ms", "delay"),
+        ("attempts", "maxAttempts"),
+        ("timeout_ms", "timeout"),
+        ("remove_on_complete", "removeOnComplete"),
+    ):
+        if theirs in options:
+            job[mine] = options[theirs]
+    name = request["name"]
+    plan = Plan(
+        request["queue"],
+        request.get("schedule"),
+        request.get("repeatEvery", 0),
+        None,
+        packed(request["data"]) if "data" in request else None,
+        job,
+        request.get("maxLimit", 0),
+        request.get("preventOverlap", True),
+        request.get("skipMissedOnRestart", True),
+        request.get("skipIfNoWorker", False),
+    )
+    now_ms, now_ns = model.now_ms, model.now_ns
+    model.plain.put_schedule(name, plan, now_ms, now_ns, immediately=request.get("immediately", False))
+    return {"cron": _schedule(name, model.plain.plans[name])}
+
+
+def _schedule(name: str, plan: Plan) -> Some:
+    return Some(
+        name=name,
+        queue=plan.queue,
+        schedule=plan.pattern,
+        repeatEvery=plan.every_ms or None,
+        nextRun=plan.next_ms,
+        executions=plan.executions,
+        maxLimit=plan.max_runs or None,
+        priority=plan.job["priority"],
+    )
+
+
+def _cron_get(model: Model, key: Key, request: Request) -> Reply:
+    if request["name"] not in model.plain.plans:
+        raise Refused("Cron job not found")
+    return {"cron": _schedule(request["name"], model.plain.plans[request["name"]])}
+
+
+def _cron_list(model: Model, key: Key, request: Request) -> Reply:
+    plans = sorted(model.plain.plans.items(), key=lambda item: (item[1].next_ms, item[0]))
+    return {"crons": [_schedule(name, plan) for name, plan in plans]}
+
+
+def _cron_delete(model: Model, key: Key, request: Request) -> Reply:
+    return _good(model.plain.remove_schedule(request["name"]), "Cron job not found")
+
+
 COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "Hello": _hello,
     "PUSH": _push,
@@ -655,4 +736,8 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "PurgeDlq": _purge_dlq,
     "RemoveDlqJob": _remove_dlq_job,
     "Dlq": _dlq,
+    "Cron": _cron,
+    "CronGet": _cron_get,
+    "CronList": _cron_list,
+    "CronDelete": _cron_delete,
 }

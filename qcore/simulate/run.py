@@ -15,7 +15,7 @@ from qcore.simulate.world import Step, World
 CHECK_EVERY = 200
 
 #: Ids, numbers and names of queues: what differs between histories that fail alike.
-NAMES = re.compile(r"\b(?:[0-9a-f]{8}-[0-9a-f-]+|c?\d+|[abc])\b")
+NAMES = re.compile(r"\b(?:[0-9a-f]{8}-[0-9a-f-]+|c?\d+|[abct])\b")
 
 
 @dataclass

@@ -14,6 +14,8 @@ from qcore.simulate.model import Model
 from qcore.simulate.world import Step, World
 
 QUEUES = ("a", "b", "c")
+#: Of schedules. Their jobs are never started over: what becomes of schedules then is nowhere said.
+SCHEDULED = "t"
 PRIORITIES = (0, 0, 0, 1, 5, -2, 2.5)
 LEASES_MS = (20, 200, 1000, 30_000)
 WALL_JUMPS_MS = (-3_600_000, -60_000, -700, -1, 1, 700, 60_000, 3_600_000)
@@ -54,6 +56,7 @@ class Generator:
             (self._ask_job, 5),
             (self._ask_queue, 4),
             (self._hello, 2),
+            (self._schedule, 2),
         ]
 
     @property
@@ -162,7 +165,7 @@ class Generator:
         return request
 
     def _tidy(self) -> Request:
-        queue = self._rng.choice(QUEUES)
+        queue = self._rng.choice((*QUEUES, SCHEDULED))
         return self._rng.choice(
             (
                 {"cmd": "Clean", "queue": queue, "state": "completed"},
@@ -239,6 +242,9 @@ class Generator:
 
     def _push(self) -> Request:
         request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
+        if self._chance(0.06):
+            self._repeated(request)
+            return request
         if self._chance(0.3):
             request["jobId"] = self._rng.choice(self._customs)
         if self._chance(0.2):
@@ -247,6 +253,55 @@ class Generator:
             request.pop("durable", None)
             request.update(groupId=self._rng.choice("xyz"), priority=self._rng.choice((0, 1, 5)))
         return request
+
+    def _schedule(self) -> Request:
+        """A schedule, asked about, changed or taken away."""
+        rng = self._rng
+        name = rng.choice("st")
+        kind = rng.choice(("Cron", "Cron", "Cron", "CronGet", "CronList", "CronDelete"))
+        if kind == "CronList":
+            return {"cmd": kind}
+        if kind != "Cron":
+            return {"cmd": kind, "name": name}
+        request: Request = {"cmd": kind, "name": name, "queue": SCHEDULED}
+        if self._chance(0.6):
+            request["repeatEvery"] = rng.choice((1000, 1500, 60_000))
+        else:
+            request["schedule"] = rng.choice(("*/2 * * * * *", "* * * * *"))
+        for option, p, values in (
+            ("data", 0.5, (self._u, None)),
+            ("priority", 0.2, PRIORITIES),
+            ("maxLimit", 0.3, (1, 3)),
+            ("immediately", 0.3, (True,)),
+            ("preventOverlap", 0.4, (True, False)),
+            ("skipMissedOnRestart", 0.4, (True, False)),
+            ("skipIfNoWorker", 0.05, (True,)),
+        ):
+            if self._chance(p):
+                request[option] = rng.choice(values)
+        request["jobOptions"] = {"removeOnFail": True} | {
+            option: rng.choice(values)
+            for option, values in (
+                ("delay", (0, 500)),
+                ("maxAttempts", (1, 2)),
+                ("timeout", (300,)),
+                ("removeOnComplete", (True, False)),
+            )
+            if self._chance(0.3)
+        }
+        return request
+
+    def _repeated(self, request: Request) -> None:
+        """Make a job the first run of a chain."""
+        rng = self._rng
+        for option in ("durable", "ttl", "timeout", "stallTimeout"):
+            request.pop(option, None)
+        repeat: Request = rng.choice(({"every": 300}, {"every": 2000}, {"pattern": "*/3 * * * * *"}))
+        request["repeat"] = dict(repeat)
+        if self._chance(0.7):
+            request["repeat"]["limit"] = rng.choice((1, 2, 5))
+        if self._chance(0.3):
+            request["repeat"]["continueOnFailure"] = False
 
     def _keyed(self, request: Request) -> None:
         """A unique key, a debounce, or another policy of removal, on a job that is not durable."""
@@ -280,7 +335,7 @@ class Generator:
 
     def _pull(self) -> Request:
         rng = self._rng
-        request: Request = {"cmd": "PULL", "queue": self._queue()}
+        request: Request = {"cmd": "PULL", "queue": rng.choice((*QUEUES, *QUEUES, SCHEDULED))}
         if self._chance(0.4):
             request.update(cmd="PULLB", count=rng.choice((1, 2, 5)))
         if self._chance(0.8):

@@ -19,7 +19,7 @@ from qcore.broker.opening import close_broker, open_broker
 from qcore.broker.session import Session
 from qcore.clock import ManualClock
 from qcore.errors import NotFoundError, StoreError
-from qcore.reference.engine import Saved
+from qcore.reference.schedules import SavedSchedules
 from qcore.simulate.disk import Disk
 from qcore.simulate.ledger import Ledger
 from qcore.simulate.matching import Failure, Names
@@ -72,7 +72,7 @@ class World:
         self._in_flight: tuple[Cut, CutState, int] | None = None
         self._last_change_ns = 0
         #: The model as of the last sync, and as of every cut since then.
-        self._cuts = [CutState(Saved(), {}, open=False)]
+        self._cuts = [CutState(SavedSchedules(), {}, open=False)]
 
     @property
     def digest(self) -> str:
@@ -428,7 +428,10 @@ class World:
         self._in_flight = None
         if report is None:
             return
+        clean = not self.broker.unflushed
         self.broker.end_commit(error)
+        if clean:
+            self._changed()  # what it published may have been delivered at once
         self.model.end_commit(None if error is None else getattr(error, "kind", "other"))
 
     def _settle(self) -> None:
@@ -484,6 +487,10 @@ class World:
                 raise Failure(f"totals of {name}: {totals}, expected {counted}")
             if q.paused != counted.paused:
                 raise Failure(f"{name}: paused is {q.paused}")
+        plans = sorted((plan.next_ms, name, plan.executions) for name, plan in plain.plans.items())
+        schedules = [(one.next_ms, one.name, one.executions) for one in engine.list_schedules()]
+        if plans != schedules:
+            raise Failure(f"schedules: {schedules}, expected {plans}")
         mine, theirs = plain.next_due(now_ms, now_ns), engine.next_due(now_ms, now_ns)
         if any(limited(q) for q in plain.queues.values()):
             # It may look at a limit earlier than the plain one, which finds out by trying.
@@ -496,6 +503,10 @@ class World:
         """Bring everything to rest: no fault, no connection, all time over."""
         self.disk.fault = None
         self._lag = 0
+        # What schedules would add in all the time that follows is of no interest.
+        ends = [{"cmd": "CronDelete", "name": name} for name in self.model.plain.plans]
+        if ends:
+            self._do_feed({"s": 0, "r": ends, "cut": [], "u": 1 << 40})
         self.clock.advance(60_000)
         self._turn()
         self._settle()

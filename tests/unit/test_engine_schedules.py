@@ -566,6 +566,34 @@ def test_a_successor_has_the_options_and_none_of_the_past(world: World) -> None:
     assert world.engine.attempts(job_id) == 1
 
 
+def test_a_successor_starts_without_the_losses_of_the_run_before_it(world: World) -> None:
+    world.engine.configure("q", stalls={"maxStalls": 2})
+    chain(world, every=SECOND)
+    for _ in range(3):  # each run may lose one connection
+        (first,) = world.engine.pull_many("q", 1, world.ms, world.ns, lease_ms=SECOND, session=1)
+        world.engine.close_session(1, world.ms)
+        job_id, token = one(world)
+        assert job_id == first[0]
+        world.engine.ack(job_id, world.ms, token=token)
+        world.run(SECOND)
+
+
+def test_a_successor_starts_without_the_retries_by_itself_of_the_run_before_it(world: World) -> None:
+    dead = {"autoRetry": True, "autoRetryInterval": SECOND, "maxAutoRetries": 1}
+    world.engine.configure("q", dead=dead)
+    chain(world, every=SECOND, continueOnFailure=False)
+    job_id, token = one(world)
+    world.engine.fail(job_id, world.ms, token=token, unrecoverable=True)
+    world.run(SECOND)
+    job_id, token = one(world)
+    world.engine.ack(job_id, world.ms, token=token)
+    world.run(SECOND)
+    job_id, token = one(world)
+    world.engine.fail(job_id, world.ms, token=token, unrecoverable=True)
+    ((_, _, letter),) = world.engine.dead_letters("q")
+    assert (letter["retryCount"], letter["nextRetryAt"]) == (0, world.ms + SECOND)
+
+
 def test_elapsed_slots_of_a_chain_are_passed_over(world: World) -> None:
     chain(world, every=SECOND)
     world.work()  # planned for 1 s
