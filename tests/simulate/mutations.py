@@ -156,4 +156,40 @@ MUTATIONS = (
         "            first = first or error\n            ignored.append(index)\n",
         "            first = first or error\n",
     ),
+    Mutation(
+        "the slot of a group is not freed",
+        ENGINE + "transitions.pyx",
+        "        if job.flags & F_GROUPED:\n            self.c_leave_group(q, job)\n        if q.n_waits:",
+        "        if q.n_waits:",
+    ),
+    Mutation(
+        "a key is not released",
+        ENGINE + "keys.pyx",
+        '        del q.keys[key]\n        if extra.get("deduplicationKeep")',
+        '        if extra.get("deduplicationKeep")',
+    ),
+    Mutation(
+        "a rate limit counts nothing",
+        ENGINE + "transitions.pyx",
+        "                q.rate.c_take(now_ms, now_ns)\n",
+        "",
+    ),
+    Mutation(
+        "a schedule fires once more after a crash",
+        ENGINE + "schedules.pyx",
+        'return self.c_side("schedules", name, schedule.pack)',
+        'return 0 if schedule.executions else self.c_side("schedules", name, schedule.pack)',
+    ),
+    Mutation(
+        "a dead letter does not come back by itself",
+        ENGINE + "transitions.pyx",
+        '"nextRetryAt": now_ms + q.dlq_retry_ms if q.dlq_auto_retry and q.dlq_max_retries > 0 else None',
+        '"nextRetryAt": None',
+    ),
+    Mutation(
+        "silent deliveries go on",
+        ENGINE + "losses.pyx",
+        "            if due <= now_ns:\n                silent",
+        "            if due < 0:\n                silent",
+    ),
 )
