@@ -254,7 +254,9 @@ class Engine(Keys, Capacity):
     # --- adding --------------------------------------------------------------------------
 
     def _queue(self, name: str) -> Queue:
-        return self.queues.setdefault(name, Queue(journal=Journal(self._max_events)))
+        if name not in self.queues:
+            self.queues[name] = Queue(journal=Journal(self._max_events))
+        return self.queues[name]
 
     def _told(self, queue: str, job_id: str, now_ms: int) -> None:
         self._tell("duplicated", queue, job_id, now_ms, None)

@@ -601,10 +601,10 @@ def _copied_queue(queue: Queue) -> Queue:
     twin = _alike(queue)
     for name in _QUEUE_SHARED:
         setattr(twin, name, copy.copy(getattr(queue, name)))
-    if limited(queue):
-        twin.limits = copy.deepcopy(queue.limits)
-    else:
-        twin.limits.groups = {}  # not the one that the next group goes into
+    limits = twin.limits
+    if limits.rate is not None:
+        limits.rate = _alike(limits.rate)
+    limits.groups = {name: _alike(group) for name, group in limits.groups.items()}
     return twin
 
 

@@ -91,8 +91,8 @@ class PlainEngine(ScheduledEngine):
             self._remember(token, "failed")
         return True
 
-    def _bury(self, job: Job, now_ms: int) -> None:
-        super()._bury(job, now_ms)
+    def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
+        super()._bury(job, now_ms, error)
         self.buried_now.append(job)
 
     def _late(self, job_id: str, token: str | None) -> bool:
