@@ -587,7 +587,8 @@ def _copied(job: Job) -> Job:
     if job.key is not None:
         twin.key = _alike(job.key)
     for name in _SHARED:
-        setattr(twin, name, getattr(job, name).copy())
+        held = getattr(job, name)
+        setattr(twin, name, held.copy() if isinstance(held, list | dict) else _alike(held))
     return twin
 
 
