@@ -134,6 +134,8 @@ class FlowEngine(Engine):
                 raise FlowError(f"Job cannot depend on itself: {job_id}")
             if other not in self.jobs and not self._done(other):
                 raise FlowError(f"Dependency job not found: {other}")
+        if parent is not None and parent == job_id:
+            raise FlowError("A flow job cannot be its own parent")
         if parent in self.jobs or parent in self.held:
             self._may_link(parent, parent_token)
         me = job_id if job_id is not None else options["new_id"]

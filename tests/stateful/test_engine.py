@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, seed: bytes) -> None:
         self.clock = ManualClock()
         bounds = {"max_completed": self.max_completed, "max_events": MAX_EVENTS, "max_minutes": MAX_MINUTES}
-        self.engine = Engine(seed, tracking=self.tracking, **bounds)
+        self.engine = Engine(b"\0" + seed[1:], tracking=self.tracking, **bounds)
         self.twin = self.twin_class(retry_wait_ms=self.retry_wait_ms, **bounds)
         self.ids: list[str] = list(CUSTOM_IDS)
         self.tokens: list[str | None] = [None, "", "no token", FOREIGN_TOKEN]
@@ -569,7 +569,7 @@ class StoredEngineMachine(EngineMachine):
             self.clock = ManualClock(self.ms, 5)
         self.store = self.store.reopened()
         self.engine = Engine(
-            seed,
+            bytes([self.restarts]) + seed[1:],  # never one from before
             tracking=True,
             max_completed=self.max_completed,
             max_events=MAX_EVENTS,
