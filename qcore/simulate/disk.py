@@ -99,6 +99,9 @@ class DiskStore:
     def read(self, seqs: Sequence[int]) -> list[Row]:
         return self._disk.read().read(seqs)
 
+    def scan(self, first_seq: int, limit: int) -> list[Row]:
+        return self._disk.read().scan(first_seq, limit)
+
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         disk = self._disk
         fault = disk.fault

@@ -254,6 +254,10 @@ class Store(Protocol):
         """Read single rows, in order of seq; those that do not exist are left out."""
         ...
 
+    def scan(self, first_seq: int, limit: int) -> list[Row]:
+        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``."""
+        ...
+
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         """Write the whole cut or nothing; with ``sync`` it also survives a power cut.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -68,6 +69,12 @@ class MemoryStore:
         with self._lock:
             self._check_open()
             return [self._jobs[seq] for seq in sorted(set(seqs)) if seq in self._jobs]
+
+    def scan(self, first_seq: int, limit: int) -> list[Row]:
+        with self._lock:
+            self._check_open()
+            seqs = heapq.nsmallest(limit, (seq for seq in self._jobs if seq >= first_seq))
+            return [self._jobs[seq] for seq in seqs]
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         cut = cut.unpacked()

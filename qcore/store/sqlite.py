@@ -61,6 +61,8 @@ MAX_ROWS = 1_024
 #: a statement in the cache keeps its copies.
 HEAVY_BYTES = 64 * 1024
 LOAD_PAGE_ROWS = 1_000
+MIN_SEQ = -(2**63)
+MAX_SEQ = 2**63 - 1
 
 _Step: TypeAlias = tuple[str, Sequence[object]]
 
@@ -323,25 +325,24 @@ class SqliteStore:
         return Snapshot(names=names, queues=queues, meta=meta, side=side, jobs=self._pages())
 
     def _pages(self) -> Iterator[Row]:
-        last: int | None = None
+        first = MIN_SEQ
         while True:
-            with self._lock:
-                self._check_open()
-                try:
-                    if last is None:
-                        page = self._con.execute(
-                            f"{_SELECT} ORDER BY j.seq LIMIT {LOAD_PAGE_ROWS}"
-                        ).fetchall()
-                    else:
-                        page = self._con.execute(
-                            f"{_SELECT} WHERE j.seq > ? ORDER BY j.seq LIMIT {LOAD_PAGE_ROWS}", (last,)
-                        ).fetchall()
-                except sqlite3.Error as error:
-                    raise _fault(error, self.path) from error
+            page = self.scan(first, LOAD_PAGE_ROWS)
             yield from page
-            if len(page) < LOAD_PAGE_ROWS:
+            if len(page) < LOAD_PAGE_ROWS or page[-1][0] == MAX_SEQ:
                 return
-            last = page[-1][0]
+            first = page[-1][0] + 1
+
+    def scan(self, first_seq: int, limit: int) -> list[Row]:
+        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``."""
+        with self._lock:
+            self._check_open()
+            try:
+                return self._con.execute(
+                    f"{_SELECT} WHERE j.seq >= ? ORDER BY j.seq LIMIT ?", (first_seq, max(0, limit))
+                ).fetchall()
+            except sqlite3.Error as error:
+                raise _fault(error, self.path) from error
 
     def read(self, seqs: Sequence[int]) -> list[Row]:
         """Read single rows, in order of seq; those that do not exist are left out."""

@@ -192,6 +192,22 @@ def test_read_skips_what_is_not_there(reopen: Reopen) -> None:
     assert store.read([]) == []
 
 
+def test_a_scan_begins_anywhere_and_ends_at_its_limit(reopen: Reopen) -> None:
+    store = reopen()
+    seqs = [-5, 1, 2, 7, 8, 2**63 - 1]
+    rows: list[Row] = [(seq, 1, 0, b"r%d" % seq, b"big" * (seq % 3 * 500), b"x") for seq in seqs]
+    store.commit(Cut(inserts=[value for row in reversed(rows) for value in row]))
+    store.commit(Cut(updates=[2, 4, b"u", None], deletes=[7]))
+    del rows[3]
+    rows[2] = (2, 1, 4, b"u", rows[2][4], None)
+    for _ in range(2):
+        for first in (-(2**63), -5, -4, 0, 1, 2, 3, 7, 8, 9, 2**63 - 1):
+            expected = [row for row in rows if row[0] >= first]
+            for limit in (0, 1, 2, 5, 100):
+                assert store.scan(first, limit) == expected[:limit]
+        store = reopen()
+
+
 def test_a_closed_store_says_so(reopen: Reopen) -> None:
     store = reopen()
     store.close()
@@ -200,6 +216,8 @@ def test_a_closed_store_says_so(reopen: Reopen) -> None:
         store.commit(Cut(deletes=[1]))
     with pytest.raises(ClosedError):
         store.load()
+    with pytest.raises(ClosedError):
+        store.scan(0, 1)
     assert not store.maintain()
 
 
