@@ -67,7 +67,14 @@ def acquire(target: Target) -> _Engine:
             other = next((k for k in _engines if k and key and k != key), None)
             if other is not None:
                 raise ConfigError(f"this process has {other!r} open already; one data file per process")
-            engine = _engines[key] = _Engine(key, EmbeddedEngine(target.path))
+            adds, changes = target.adds or "buffered", target.changes or "committed"
+            engine = _engines[key] = _Engine(key, EmbeddedEngine(target.path, adds=adds, changes=changes))
+        for what, wanted, found in (
+            ("adds", target.adds, engine.broker.adds),
+            ("changes", target.changes, engine.broker.changes),
+        ):
+            if wanted is not None and wanted != found:
+                raise ConfigError(f"{target} is open in this process with {what}={found}, not {wanted}")
         engine.users += 1
         return engine
 

@@ -5,23 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qcore.errors import ConfigError
 
 DEFAULT_PORT = 6789
+Level = Literal["buffered", "committed", "synced"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine: ``memory``, ``sqlite`` with a path, ``tcp`` with host and port, ``unix`` with a path."""
+    """One engine: ``memory``, ``sqlite`` with a path, ``tcp`` with host and port, ``unix`` with a path.
+
+    ``adds`` and ``changes`` are levels of durability of a file; None = whatever it is opened with.
+    """
 
     kind: str
     path: str | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     token: str | None = None
+    adds: Level | None = None
+    changes: Level | None = None
     is_default: bool = False
 
     @property
@@ -58,11 +66,10 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
         return Target("memory")
     if scheme == "sqlite":
         path, _, query = rest.partition("?")
-        if query:
-            raise ConfigError(f"sqlite url: unknown setting {query.partition('=')[0]!r}")
+        levels = _levels(query, env)
         if not path.startswith("/") or path == "/":
             raise ConfigError("sqlite url must be sqlite:///relative.db or sqlite:////absolute.db")
-        return Target("sqlite", path=os.path.realpath(unquote(path[1:])))
+        return Target("sqlite", path=os.path.realpath(unquote(path[1:])), **levels)
     if scheme == "tcp":
         return _parse_tcp(url, env)
     if scheme == "unix":
@@ -101,6 +108,23 @@ def _token_of(query: str, scheme: str, env: Mapping[str, str]) -> str | None:
     return token or _token(env)
 
 
+def _levels(query: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The levels of durability that the URL names, else those of the environment."""
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    levels: dict[str, Any] = {}
+    for name in ("adds", "changes"):
+        variable = f"QCORE_{name.upper()}"
+        where, level = f"sqlite url: {name}", settings.pop(name, None)
+        if level is None:
+            where, level = variable, env.get(variable) or None
+        if level is not None and level not in LEVELS:
+            raise ConfigError(f"{where}: expected one of {', '.join(LEVELS)}, got {level!r}")
+        levels[name] = level
+    if settings:
+        raise ConfigError(f"sqlite url: unknown setting {next(iter(settings))!r}")
+    return levels
+
+
 def _token(env: Mapping[str, str]) -> str | None:
     return env.get("QCORE_TOKEN") or env.get("BQ_TOKEN") or env.get("BUNQUEUE_TOKEN") or None
 
@@ -118,5 +142,5 @@ def resolve(url: str | None, environ: Mapping[str, str] | None = None) -> Target
         return parse_url(env["QCORE_URL"], env)
     if env.get("BUNQUEUE_EMBEDDED", "").lower() in _TRUE:
         path = env.get("QCORE_DATA_PATH") or env.get("BUNQUEUE_DATA_PATH") or env.get("BQ_DATA_PATH")
-        return Target("sqlite", path=os.path.realpath(path)) if path else Target("memory")
+        return Target("sqlite", path=os.path.realpath(path), **_levels("", env)) if path else Target("memory")
     return Target("tcp", token=_token(env), is_default=True)

@@ -65,7 +65,8 @@ cdef class Broker:
     cdef Encoder encoder                # None: the store takes rows in lists
     cdef readonly bint durable          # a store that outlives the process is there
     cdef readonly bint hold_adds, hold_changes, hold_pulls
-    cdef readonly bint sync
+    cdef bint sync_adds, sync_changes
+    cdef bint owes_sync                 # a held reply of the gathering cut promises an fsync
     cdef int64_t flush_ns
     cdef int64_t now_ms, now_ns
     # the gathering cut
@@ -74,6 +75,7 @@ cdef class Broker:
     cdef int64_t dirty_since_ns         # 0 = nothing buffered
     # the cut on its way to the store
     cdef readonly bint committing
+    cdef readonly bint sync             # it is to be fsynced
     cdef list flight                    # (outlet, held bytes, held adds bytes)
     cdef dict flight_staged
     cdef object flight_cut
@@ -115,7 +117,8 @@ cdef class Broker:
     cdef int c_tick(self) except -1
     cdef int c_took(self, int64_t n_frames) except -1
     cdef int c_note(self) except -1
-    cdef Writer c_reply(self, Outlet outlet, bint held, bint add)
+    cdef Writer c_reply(self, Outlet outlet, bint held, bint add, bint sync)
+    cdef bint c_holds(self, uint32_t slot) noexcept
     cdef int c_notify(self, Outlet outlet) except -1
     cdef Py_ssize_t c_deliver(self, Outlet outlet, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t session,
                               const unsigned char *req_id, Py_ssize_t req_id_n, bint empty_too,

@@ -43,7 +43,8 @@ class Broker:
         hold_changes: bool = True,
         hold_adds: bool = False,
         hold_pulls: bool = False,
-        sync: bool = False,
+        sync_adds: bool = False,
+        sync_changes: bool = False,
         flush_ms: int = 10,
         unflushed_limit: int = 100_000,
         max_completed: int = 50_000,
@@ -71,6 +72,7 @@ class Broker:
     def hold_changes(self) -> bool: ...
     @property
     def hold_pulls(self) -> bool: ...
+    def holds(self, ids: Iterable[str]) -> bool: ...
     @property
     def sync(self) -> bool: ...
     @property

@@ -23,7 +23,7 @@ from qcore.broker.events cimport c_notes, c_write_event
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
-from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, KEPT, PARKED, READY, STAGED, Job, Run
+from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DURABLE, KEPT, PARKED, READY, STAGED, Job, Run
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
@@ -86,12 +86,14 @@ cdef class Broker:
     ``store`` None keeps everything in memory. ``clock`` None reads the machine's
     clocks. ``hold_changes`` lets replies to acknowledgements, failures and control
     wait for their commit, ``hold_adds`` those to adds, ``hold_pulls`` those to pulls.
+    ``sync_adds`` and ``sync_changes`` let those commits be fsynced as well.
     Thread-safe: one lock per call, about 20 ns when nobody else wants it.
     """
 
     def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
-                  bint hold_adds=False, bint hold_pulls=False, bint sync=False, int flush_ms=10,
-                  Py_ssize_t unflushed_limit=100_000, uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
+                  bint hold_adds=False, bint hold_pulls=False, bint sync_adds=False, bint sync_changes=False,
+                  int flush_ms=10, Py_ssize_t unflushed_limit=100_000,
+                  uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
                   int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None):
@@ -109,7 +111,8 @@ cdef class Broker:
         self.hold_changes = hold_changes and self.durable
         self.hold_adds = hold_adds and self.durable
         self.hold_pulls = hold_pulls and self.durable
-        self.sync = sync
+        self.sync_adds = sync_adds
+        self.sync_changes = sync_changes
         self.flush_ns = <int64_t>flush_ms * 1000000
         self.unflushed_limit = unflushed_limit
         self.holding = []
@@ -240,10 +243,25 @@ cdef class Broker:
             self.to_notify.append(outlet)
         return 0
 
-    cdef Writer c_reply(self, Outlet outlet, bint held, bint add):
-        """Where a reply is written: out at once, or held until the commit of the gathering cut."""
+    cdef bint c_holds(self, uint32_t slot) noexcept:
+        """Whether the reply to a change of this job waits: by the level, or because the job was added as durable."""
+        return self.hold_changes or (self.durable and slot != 0 and (self.engine.job_at(slot).flags & F_DURABLE) != 0)
+
+    def holds(self, object ids):
+        """The same, for a command that names these jobs; to be asked before it runs."""
+        if self.hold_changes or not self.durable:
+            return self.hold_changes
+        return any([self.c_holds(self.engine.c_slot(job_id)) for job_id in ids])
+
+    cdef Writer c_reply(self, Outlet outlet, bint held, bint add, bint sync):
+        """Where a reply is written: out at once, or held until the commit of the gathering cut.
+
+        With ``sync`` that commit is fsynced.
+        """
         if not held:
             return outlet.out
+        if sync:
+            self.owes_sync = True
         if not outlet.holding:
             outlet.holding = True
             self.holding.append(outlet)
@@ -290,7 +308,7 @@ cdef class Broker:
                         break
         if n == 0 and not empty_too:
             return 0
-        w = self.c_reply(outlet, self.hold_pulls and n > 0, False)
+        w = self.c_reply(outlet, self.hold_pulls and n > 0, False, self.sync_changes)
         at = w.c_open()
         w.c_map(2 + (1 if lease_ms else 0) + (1 if req_id != NULL else 0))
         _raw(w, K_OK)
@@ -464,7 +482,7 @@ cdef class Broker:
 
     cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1:
         cdef Outlet outlet = watch.outlet
-        cdef Writer w = self.c_reply(outlet, self.hold_changes and completed, False)
+        cdef Writer w = self.c_reply(outlet, self.hold_changes and completed, False, self.sync_changes)
         cdef Py_ssize_t at = w.c_open()
         cdef dict reply = {"ok": True, "completed": completed}
         if result is not None:
@@ -764,6 +782,8 @@ cdef class Broker:
         self.staged = {}
         self.flight_cut = cut
         self.dirty_since_ns = 0
+        self.sync = self.owes_sync
+        self.owes_sync = False
         self.committing = True
         return cut
 

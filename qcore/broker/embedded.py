@@ -50,6 +50,8 @@ class EmbeddedEngine:
         hooks: HookSettings | None = None,
     ) -> None:
         self.path = path
+        self.adds = adds
+        self.changes = changes
         self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes, hooks=hooks)
         self._poster = LazyPoster(self.broker)
         self._commits = threading.Lock()

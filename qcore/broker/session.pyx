@@ -264,9 +264,13 @@ cdef class Session(Outlet):
             raise
         return w.c_close(at)
 
-    def reply(self, dict reply not None, *, bint held=False, bint add=False):
-        """Write a reply frame; ``held`` lets it wait for the commit of the changes so far."""
-        self.c_write(self.broker.c_reply(self, held and self.broker.durable, add), reply)
+    def reply(self, dict reply not None, *, bint held=False, bint add=False, bint change=False):
+        """Write a reply frame; ``held`` lets it wait for the commit of the changes so far.
+
+        ``change``: as safe as the level of changes says; that of adds was noted when they were admitted.
+        """
+        self.c_write(self.broker.c_reply(self, held and self.broker.durable, add,
+                                         change and self.broker.sync_changes), reply)
         return 0
 
     # --- the engine as the general handlers see it ---------------------------------------------
@@ -625,21 +629,22 @@ cdef class Session(Outlet):
         """
         cdef Broker broker = self.broker
         cdef int how
-        cdef bint staged
+        cdef bint staged, sync
         if data.start:
             spec.data = blob_new(p + data.start, data.end - data.start, data.notes)
         if spec.created_ms == INT64_MIN:
             spec.created_ms = broker.now_ms
         spec.run_ms = spec.created_ms + <int64_t>delay
         staged = broker.durable and durable
+        sync = broker.sync_adds or broker.sync_changes
         self.last_slot = broker.engine.c_add(q, spec, extra, broker.now_ms, staged, &how)
         if self.last_slot and broker.engine.job_at(self.last_slot).state == STAGED:
             # Added again while its commit is on its way, it depends on the next one as well.
             broker.staged[self.last_slot] = broker.engine.job_at(self.last_slot).seq
-            return broker.c_reply(self, True, True)
+            return broker.c_reply(self, True, True, sync)
         if how == REUSED or how == REPLACED or staged:
-            return broker.c_reply(self, broker.durable, False)
-        return broker.c_reply(self, broker.hold_adds, False)
+            return broker.c_reply(self, broker.durable, False, sync)
+        return broker.c_reply(self, broker.hold_adds, False, broker.sync_adds)
 
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1:
         cdef char buffer[36]
@@ -872,6 +877,7 @@ cdef class Session(Outlet):
         cdef uint32_t notes, slot
         cdef uint64_t hi, lo
         cdef int kind
+        cdef bint held
         cdef Blob *packed = NULL
         cdef Engine engine = self.broker.engine
         cdef Writer w
@@ -920,8 +926,9 @@ cdef class Session(Outlet):
             return DECLINED                 # refusals and late answers have their words in the generic path
         if result.start:
             packed = blob_new(p + result.start, result.end - result.start, result.notes)
+        held = self.broker.c_holds(slot)
         self.c_complete(slot, packed)
-        w = self.broker.c_reply(self, self.broker.hold_changes, False)
+        w = self.broker.c_reply(self, held, False, self.broker.sync_changes)
         at = w.c_open()
         w.c_map(1 + (req.start != 0))
         _raw(w, K_OK)
@@ -950,6 +957,7 @@ cdef class Session(Outlet):
         cdef uint64_t hi, lo
         cdef int kind
         cdef uint32_t mark
+        cdef bint held = False
         cdef Blob *packed
         cdef Engine engine = self.broker.engine
         cdef Writer w
@@ -1014,6 +1022,7 @@ cdef class Session(Outlet):
             if engine.run_at(engine.job_at(slot).run).mark == mark:
                 return DECLINED             # an id twice
             engine.run_at(engine.job_at(slot).run).mark = mark
+            held = held or self.broker.c_holds(slot)
             self.slots[i] = slot
             if n_results >= 0:
                 self.pieces[i].notes = 0
@@ -1030,7 +1039,7 @@ cdef class Session(Outlet):
                 packed = blob_new(p + self.pieces[i].start, self.pieces[i].end - self.pieces[i].start,
                                   self.pieces[i].notes)
             self.c_complete(self.slots[i], packed)
-        w = self.broker.c_reply(self, self.broker.hold_changes, False)
+        w = self.broker.c_reply(self, held, False, self.broker.sync_changes)
         at = w.c_open()
         w.c_map(1 + (req.start != 0))
         _raw(w, K_OK)

@@ -144,14 +144,18 @@ class Ledger:
 
     def crash(self, config: Config, *, power: bool) -> None:
         """The process ended; with ``power``, what was not synced may be gone as well."""
-        keeps = config.sync or not power
+
+        def keeps(*levels: str) -> bool:
+            return "synced" in levels or not power
+
         for _, request, _ in self._sent.values():
             self._unheard(request)
         self._sent.clear()
-        if not (keeps and config.hold_changes):
+        if not (config.hold_changes and keeps(config.changes)):
             self._done.clear()
         for added in self._added.values():
-            added.durable = keeps and (added.durable or config.hold_adds)
+            durable = added.durable and keeps(config.adds, config.changes)
+            added.durable = durable or (config.hold_adds and keeps(config.adds))
 
     def reopened(self, engine: Engine) -> None:
         """What a new process found on the disk keeps the promises."""

@@ -64,10 +64,6 @@ class Config:
     def hold_pulls(self) -> bool:
         return self.mode == "embedded" and self.hold_changes
 
-    @property
-    def sync(self) -> bool:
-        return "synced" in (self.adds, self.changes)
-
 
 @dataclass
 class Expected:

@@ -65,14 +65,22 @@ class Refused(QError):
 def serve(model: Model, key: Key, request: Request) -> None:
     """Run one request on the model; the reply it predicts is then expected there."""
     cmd = request["cmd"]
+    durable = _names_durable(model, request)
     try:
         reply = COMMANDS[cmd](model, key, request)
     except QError as error:
         reply = {"ok": False, "error": str(error)}
     if reply is not None:
-        held = cmd in COMMITTED and model.config.hold_changes and reply.get("ok", True)
+        held = cmd in COMMITTED and (model.config.hold_changes or durable) and reply.get("ok", True)
         model.answer(key, request, reply, "held" if held else "out")
     model.note_outcomes()
+
+
+def _names_durable(model: Model, request: Request) -> bool:
+    """Whether a job that was added as durable is named."""
+    ids = [request["id"]] if "id" in request else request.get("ids", ())
+    jobs = [model.plain.jobs[job_id] for job_id in ids if job_id in model.plain.jobs]
+    return any(model.about[job.seq].durable for job in jobs if job.seq in model.about)
 
 
 def _hello(model: Model, key: Key, request: Request) -> Reply:

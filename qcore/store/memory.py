@@ -31,6 +31,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._closed = False
         self._commits = 0
+        self._syncs = 0
         self._rows = 0
 
     def reopened(self) -> MemoryStore:
@@ -110,13 +111,20 @@ class MemoryStore:
                 else:
                     self._side[side] = packed
             self._commits += 1
+            self._syncs += sync
             self._rows += cut.n_jobs
 
     def maintain(self) -> bool:
         return False
 
     def status(self) -> dict[str, object]:
-        return {"path": None, "jobs": len(self._jobs), "commits": self._commits, "rows": self._rows}
+        return {
+            "path": None,
+            "jobs": len(self._jobs),
+            "commits": self._commits,
+            "syncs": self._syncs,
+            "rows": self._rows,
+        }
 
     def close(self) -> None:
         self._closed = True

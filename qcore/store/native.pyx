@@ -341,6 +341,7 @@ class NativeSqliteStore(SqliteStore):
             self._has_payloads = has_payloads
             self._last_error = None
             self._commits += 1
+            self._syncs += sync
             self._rows += cut.n_jobs
             size = sum(map(len, packed))
             self._pages_due -= 2 + min(cut.n_jobs, 2 * size // PAGE_BYTES + 2) + size // PAGE_BYTES

@@ -177,6 +177,7 @@ class SqliteStore:
         self._forked = False
         self._sync_full = False
         self._commits = 0
+        self._syncs = 0
         self._failed_commits = 0
         self._rows = 0
         self._checkpoints = 0
@@ -406,6 +407,7 @@ class SqliteStore:
             self._has_payloads = has_payloads
             self._last_error = None
             self._commits += 1
+            self._syncs += sync
             self._rows += cut.n_jobs
             # A row may sit on a page of its own.
             n_pages = 2 + cut.n_jobs
@@ -510,6 +512,7 @@ class SqliteStore:
             "wal_bytes": _size_of(self.path + "-wal"),
             "log_pinned": self._pinned,
             "commits": self._commits,
+            "syncs": self._syncs,
             "failed_commits": self._failed_commits,
             "rows": self._rows,
             "checkpoints": self._checkpoints,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,7 @@ def test_forms() -> None:
         "sqlite://jobs.db",
         "sqlite:///",
         "sqlite:///a.db?mode=ro",
+        "sqlite:///a.db?adds=always",
         "redis://localhost",
         "tcp://h:99999",
         "tcp://h:1/path",
@@ -75,3 +77,32 @@ def test_order_of_resolution() -> None:
 def test_nobody_at_the_address() -> None:
     with Queue("q", "tcp://127.0.0.1:1") as queue, pytest.raises(ConnectionLost, match="no engine answers"):
         queue.counts()
+
+
+def test_levels_of_durability_of_a_file() -> None:
+    def levels(url: str, **env: str) -> tuple[str | None, str | None]:
+        target = parse_url(url, env)
+        return target.adds, target.changes
+
+    assert levels("sqlite:///a.db") == (None, None)
+    assert levels("sqlite:///a.db?adds=committed&changes=synced") == ("committed", "synced")
+    assert levels("sqlite:///a.db?changes=synced", QCORE_ADDS="committed", QCORE_CHANGES="buffered") == (
+        "committed",
+        "synced",
+    )
+    embedded = {"BUNQUEUE_EMBEDDED": "1", "QCORE_DATA_PATH": "a.db", "QCORE_ADDS": "synced"}
+    assert resolve(None, embedded).adds == "synced"
+    with pytest.raises(ConfigError, match="QCORE_CHANGES: expected one of buffered, committed, synced"):
+        parse_url("sqlite:///a.db", {"QCORE_CHANGES": "maybe"})
+    with pytest.raises(ConfigError, match="expected one of buffered, committed, synced, got 'always'"):
+        parse_url("sqlite:///a.db?adds=always", {})
+
+
+def test_one_file_has_one_level_in_a_process(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Queue("q", f"{url}?adds=committed") as queue, Queue("q", url) as same:
+        queue.add("n", 1)
+        same.add("n", 2)
+        with Queue("q", f"{url}?adds=synced") as other, pytest.raises(ConfigError, match="adds=committed"):
+            other.add("n", 3)
+        assert len(same) == 2

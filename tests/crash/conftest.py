@@ -131,12 +131,14 @@ def line() -> Iterator[Callable[[ServerProcess], Line]]:
 def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``program(source, **variables)``: run a Python program in a process of its own to its end."""
 
-    def program(source: str, *arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    def program(
+        source: str, *arguments: str, timeout: float = 30, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "program.py"
         file.write_text(source)
         return subprocess.run(
             [sys.executable, "-W", "error", str(file), *arguments],
-            env=clean_env(),
+            env=clean_env(**variables),
             capture_output=True,
             text=True,
             timeout=timeout,

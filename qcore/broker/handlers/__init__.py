@@ -27,7 +27,7 @@ from qcore.broker.handlers import (
     webhooks,
     workers,
 )
-from qcore.broker.handlers.answer import EXTENSIONS, Answer, Handler, Reply
+from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply
 from qcore.errors import CommandError, ProtocolError, QError
 from qcore.wire import commands
 from qcore.wire.packing import unpack_request
@@ -92,6 +92,8 @@ def handle(session: Session, frame: bytes) -> int:
     except CommandError as error:
         return session.reply(_early(error.message, request))
     answer = Answer(session, request)
+    if command.level == "committed":
+        answer.held = session.broker.holds(_named(fields))
     try:
         reply = handler(answer, fields)
     except QError as error:
@@ -106,6 +108,11 @@ def handle(session: Session, frame: bytes) -> int:
         return 0
     reply.setdefault("ok", True)
     return answer.send(reply, command)
+
+
+def _named(fields: Fields) -> list[str]:
+    """The jobs that a command names."""
+    return [fields["id"]] if "id" in fields else fields.get("ids") or []
 
 
 def _early(text: str, request: object) -> Reply:

@@ -26,17 +26,14 @@ class Answer:
     def __init__(self, session: Session, request: dict[str, object]) -> None:
         self.session = session
         self.request = request
-        self.held: bool | None = None
+        self.held = False
         self.add = False
 
     def send(self, reply: Reply, command: Command) -> int:
         ordered: Reply = {"ok": reply.pop("ok"), **reply}
         if "reqId" in self.request:
             ordered["reqId"] = self.request["reqId"]
-        held = self.held
-        if held is None:
-            held = command.level == "committed" and self.session.broker.hold_changes
-        return self.session.reply(ordered, held=held, add=self.add)
+        return self.session.reply(ordered, held=self.held, add=self.add, change=command.level == "committed")
 
 
 Handler = Callable[[Answer, Fields], Reply | None]
