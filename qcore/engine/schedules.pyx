@@ -265,6 +265,24 @@ cdef class Schedules(Flows):
         self.faults = []
         return faults
 
+    # --- an occurrence that starts over ------------------------------------------------------
+
+    cdef bint c_key_free(self, uint32_t slot, int64_t now_ms) except -1:
+        cdef Job *job = self.job_at(slot)
+        cdef uint32_t live
+        if self.c_is_occurrence(job):
+            # Its key holds in its queue only, and the schedule may have gone to another.
+            live = self.c_occurrence((<dict>job.extra)["schedule"])
+            if live and live != slot:
+                return False
+        return Flows.c_key_free(self, slot, now_ms)
+
+    cdef int c_retake_key(self, uint32_t slot, Job *job, int64_t now_ms) except -1:
+        Flows.c_retake_key(self, slot, job, now_ms)
+        if self.c_is_occurrence(job):
+            self.occurrences[(<dict>job.extra)["schedule"]] = self.c_id(job)
+        return 0
+
     # --- occurrences that are dropped with their holder -----------------------------------
 
     cdef bint c_is_occurrence(self, Job *job) except -1:

@@ -329,6 +329,54 @@ def test_invariant_47_at_most_one_occurrence_is_queued_or_active(world: World) -
     assert schedule.executions == 2
 
 
+def finish(world: World, how: str) -> str:
+    """Bring the waiting occurrence to an end, and return its id."""
+    ((job_id, token, _),) = world.take()
+    if how == "completed":
+        world.engine.ack(job_id, world.ms, token=token)
+    else:
+        world.engine.fail(job_id, world.ms, token=token, unrecoverable=True)
+    assert world.engine.state(job_id) == how
+    return job_id
+
+
+def start_over(world: World, job_id: str, how: str) -> int:
+    if how == "completed":
+        return world.engine.retry_completed("q", world.ms, job_id=job_id)
+    return world.engine.retry_dead("q", world.ms, job_id=job_id)
+
+
+@pytest.mark.parametrize("how", ["completed", "failed"])
+def test_invariant_47_an_occurrence_that_starts_over_is_one_again(world: World, how: str) -> None:
+    schedule = world.put()
+    world.run(10 * SECOND)
+    job_id = finish(world, how)
+    assert start_over(world, job_id, how) == 1
+    world.run(10 * SECOND)
+    assert schedule.executions == 1
+    world.put(data=b"\x01")  # a change removes it, as it does what was never begun
+    assert world.engine.state(job_id) == "unknown"
+    world.run(10 * SECOND)
+    assert world.work() == 1
+
+
+@pytest.mark.parametrize("how", ["completed", "failed"])
+def test_invariant_47_an_occurrence_does_not_start_over_beside_another(world: World, how: str) -> None:
+    world.put()
+    world.run(10 * SECOND)
+    job_id = finish(world, how)
+    world.put(queue="other")
+    world.run(10 * SECOND)
+    assert world.engine.counts("other", world.ms)["waiting"] == 1
+    assert start_over(world, job_id, how) == 0
+    if how == "failed":
+        with pytest.raises(StateError, match="holds its unique key"):
+            world.engine.move_to_wait(job_id, world.ms)
+    assert world.work("other") == 1
+    assert start_over(world, job_id, how) == 1
+    world.engine._check()
+
+
 def test_overlap_is_prevented_across_removal_and_a_new_start(world: World) -> None:
     world.put()
     world.run(10 * SECOND)
