@@ -602,7 +602,7 @@ cdef class Transitions(Capacity):
             self.c_evict(evicted.value)
         if job.flags & F_NEEDED:
             self.done.c_pin(hi, lo)
-        if job.flags & F_KEEPS:
+        if job.flags & F_KEEPS and not remove:
             self.c_trim(q, &q.completed, (<dict>job.extra).get("removeOnComplete"), now_ms)
         return 0
 

@@ -66,6 +66,13 @@ class FlowEngine(Engine):
             return self.jobs[job_id].state == "completed"
         return job_id in self.held or job_id in self._evidence
 
+    def is_waited_on(self, job_id: str) -> bool:
+        return bool(self._holders(job_id))
+
+    def is_waited_for(self, job_id: str) -> bool:
+        """Whether this is a finished job whose result a live one may still read."""
+        return self._live(job_id) is None and bool(self._holders(job_id)) and self._done(job_id)
+
     def _open(self, job: Job) -> list[str]:
         ties = job.ties
         return [
@@ -123,7 +130,7 @@ class FlowEngine(Engine):
         if job_id is not None:
             if self._live(job_id):
                 return job_id
-            if self._holders(job_id) and self._done(job_id):
+            if self.is_waited_for(job_id):
                 holder = self.jobs.get(job_id) or self.held.get(job_id)
                 if holder is not None and parent is not None and holder.ties.parent == parent:
                     return job_id
@@ -142,7 +149,10 @@ class FlowEngine(Engine):
         if self._circle(me, {me: deps, **({parent: [me]} if parent is not None else {})}):
             raise FlowError("flow contains a dependency cycle")
         self._new_ties = Ties(depends_on=deps, parent=parent, policy=policy)
-        return super().push(queue, data, now_ms, job_id=job_id, **options)
+        try:
+            return super().push(queue, data, now_ms, job_id=job_id, **options)
+        finally:
+            self._new_ties = None  # its key did not let it in
 
     def _enqueue(self, job: Job, now_ms: int) -> None:
         if self._new_ties is not None:
@@ -190,9 +200,9 @@ class FlowEngine(Engine):
     def _attach(self, parent: Job, child_id: str, now_ms: int) -> None:
         ties = parent.ties
         if child_id not in ties.children:
-            ties.children.append(child_id)
+            ties.children = [*ties.children, child_id]
         if child_id not in ties.depends_on:
-            ties.depends_on.append(child_id)
+            ties.depends_on = [*ties.depends_on, child_id]
         if self._open(parent) and parent.state in ("ready", "delayed"):
             parent.state = "parked"
 
@@ -233,7 +243,7 @@ class FlowEngine(Engine):
         ):
             job.result = how.get("result")
             for holder in self._holders(job_id):
-                holder.ties.dropped.pop(job_id, None)
+                holder.ties.dropped = {key: why for key, why in holder.ties.dropped.items() if key != job_id}
                 if holder.ties.child_failed is not None and holder.ties.child_failed[0] == job_id:
                     holder.ties.child_failed = None
                 if holder.state == "parked" and not self._open(holder):
@@ -288,7 +298,7 @@ class FlowEngine(Engine):
             else:
                 parent.ties.child_failed = (job.id, text)
             return
-        parent.ties.dropped[job.id] = (policy, f"{job.queue}:{job.id}", error)
+        parent.ties.dropped = parent.ties.dropped | {job.id: (policy, f"{job.queue}:{job.id}", error)}
         if policy == "continue":
             parent.ties.settled = len(parent.ties.depends_on)
             if parent.state == "parked":
@@ -435,12 +445,16 @@ class FlowEngine(Engine):
             saved = super().save(before, changed, now_ms, now_ns)
         finally:
             self.jobs = jobs
-        saved.evidence = {
+        saved.evidence = self.stored_evidence()
+        return saved
+
+    def stored_evidence(self) -> dict[str, str]:
+        """Completed ids that have no row, and the queue of each."""
+        return {
             other: queue
             for other, queue in self._evidence.items()
             if other not in self.jobs and other not in self.held
         }
-        return saved
 
     def _relink(self, saved: Saved, now_ms: int) -> None:
         self.held = {job_id: job for job_id, job in self.jobs.items() if job.state == "kept"}

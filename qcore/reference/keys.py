@@ -10,7 +10,7 @@ from qcore.errors import StateError
 if TYPE_CHECKING:
     from qcore.reference.engine import Event, Job
 
-LIVE = ("delayed", "ready", "active")
+LIVE = ("delayed", "ready", "active", "parked")
 
 
 @dataclass
@@ -61,17 +61,25 @@ class Keys:
                 return job_id
             return None
         assert holder.key is not None
+        tied = holder.state == "parked" or self.is_waited_on(holder.id)
         if not holder.key.over(now_ms) and not key.replace and not key.debounce:
             if key.extend and key.ttl_ms is not None:
-                if holder.state == "active":
+                if holder.state == "active" or tied:
                     raise StateError("Duplicate unique_key (extended TTL)")
                 holder.key.expires_ms = now_ms + key.ttl_ms
             self._told(queue, holder.id, now_ms)
             return holder.id
         if not holder.key.over(now_ms) and holder.state != "active":
+            if tied:
+                text = f"Cannot replace deduplicated job {holder.id} because live jobs depend on it"
+                raise StateError(text)
             del self.jobs[holder.id]
         holder.key.holds, holder.key.passed = False, True
         return None
+
+    def is_waited_on(self, job_id: str) -> bool:
+        """Whether live jobs are tied to this id."""
+        return False
 
     def _told(self, queue: str, job_id: str, now_ms: int) -> None:
         raise NotImplementedError

@@ -300,7 +300,7 @@ class ScheduledEngine(Engine):
                 slot += every
         return None if slot > repeat.get("endDate", slot) else slot
 
-    def _live(self, job_id: str) -> str:
+    def _live_run(self, job_id: str) -> str:
         """The id itself, or that of the live run of its chain."""
         job = self.jobs.get(job_id)
         if job is not None and job.state in LIVE:
@@ -320,7 +320,7 @@ class ScheduledEngine(Engine):
         return job_id
 
     def update(self, job_id: str, data: bytes) -> bool:
-        return super().update(self._live(job_id), data)
+        return super().update(self._live_run(job_id), data)
 
     # --- a store -------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ties:
+    """Nothing in it is changed in place, so a shallow copy is one."""
+
     depends_on: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
     parent: str | None = None

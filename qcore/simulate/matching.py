@@ -33,6 +33,10 @@ class Some(dict[str, Any]):
     """A map of which only these fields are predicted."""
 
 
+class Values(dict[str, Any]):
+    """A map whose keys end with job ids of the model."""
+
+
 class Names:
     """Which id and token of the broker is which of the model."""
 
@@ -68,6 +72,10 @@ class Names:
         held.append(real)
         del held[:-4]
 
+    def _told(self, text: str) -> str:
+        """A text of the model with the ids of the broker."""
+        return MODEL_ID.sub(lambda found: self._real.get(found[0], found[0]), text)
+
     def match(self, expected: Any, got: Any, where: str) -> None:
         """Raise Failure where ``got`` is not what was expected."""
         if isinstance(expected, Id):
@@ -80,6 +88,8 @@ class Names:
         elif isinstance(expected, dict):
             if not isinstance(got, dict):
                 raise Failure(f"{where}: expected {expected}, got {got!r}")
+            if isinstance(expected, Values):
+                expected = {self._told(name): value for name, value in expected.items()}
             if not isinstance(expected, Some) and expected.keys() != got.keys():
                 raise Failure(f"{where}: expected {expected}, got {got}")
             for key, value in expected.items():
@@ -95,7 +105,7 @@ class Names:
             for i, value in enumerate(expected):
                 self.match(value, got[i], f"{where}[{i}]")
         elif isinstance(expected, str) and MODEL_ID.search(expected) is not None:
-            said = MODEL_ID.sub(lambda found: self._real.get(found[0], found[0]), expected)
+            said = self._told(expected)
             if said != got:
                 raise Failure(f"{where}: expected {said!r}, got {got!r}")
         elif expected != got or isinstance(expected, bool) != isinstance(got, bool):

@@ -30,7 +30,7 @@ RETRY_MOST_NS = 30_000_000_000
 DEFAULT_BACKOFF_MS = 1000
 
 #: States as rows have them.
-ROW_STATES = {"ready": 1, "delayed": 2, "active": 3, "completed": 4, "failed": 5}
+ROW_STATES = {"ready": 1, "delayed": 2, "active": 3, "completed": 4, "failed": 5, "parked": 6, "kept": 8}
 READY_ROW, DELAYED_ROW = 1, 2
 
 
@@ -416,7 +416,7 @@ class Model:
         ``rows``: by number of a job, the state of its row and its bytes; ``queues``: rows by name.
         """
         known, self._rows = self._rows, {}
-        unwritten, self._unwritten = self._unwritten, {seq: content for seq, (_, content) in rows.items()}
+        unwritten, self._unwritten = self._unwritten, dict(rows)
         plain = self.plain
         saved = SavedSchedules(
             queues={name: _copied_queue(q) for name, q in plain.queues.items()},
@@ -425,6 +425,7 @@ class Model:
             owned={job_id: name for job_id, name in plain.owned.items() if job_id in plain.jobs},
             repeats={job_id: repeat for job_id, repeat in plain.repeats.items() if job_id in plain.jobs},
             links={job_id: later for job_id, later in plain.links.items() if job_id in plain.jobs},
+            evidence=plain.stored_evidence(),
         )
         for name, q in saved.queues.items():
             settings = _settings(q)
@@ -440,11 +441,11 @@ class Model:
             if settings[:-1] != before[:-1] or settings[-1] not in ((), before[-1]):
                 raise Failure(f"queue {name} changed and was not written: {settings}, before: {before}")
             q.limits.rate = rate  # a restart that writes nothing tells it in its own time
-        for job in [*self.plain.jobs.values(), *self.staged.values()]:
+        for job in [*plain.jobs.values(), *plain.held.values(), *self.staged.values()]:
             row = known.get(job.seq)
             fresh = rows.get(job.seq)
             # One that is written again as it was keeps the time at which it was encoded.
-            if fresh is not None and unwritten.get(job.seq) != fresh[1]:
+            if fresh is not None and unwritten.get(job.seq) != fresh:
                 row = RowOf(fresh[0], self.now_ms, self.now_ns, _content(job), holding=_holding(job))
                 if job.delivery is not None:
                     row.expires_ns, row.timeout_ns = job.delivery.expires_ns, job.delivery.timeout_ns
@@ -556,6 +557,24 @@ def _content(job: Job) -> tuple[object, ...]:
         None if job.chain is None else astuple(job.chain),
         job.group,
         None if job.key is None else (job.key.place, job.key.expires_ms, job.key.passed),
+        job.failed_reason,
+        _tied(job),
+    )
+
+
+def _tied(job: Job) -> tuple[object, ...]:
+    ties = job.ties
+    if not ties.depends_on and ties.parent is None and not ties.children:
+        return ()
+    return (
+        tuple(ties.depends_on),
+        tuple(ties.children),
+        ties.parent,
+        ties.policy,
+        ties.settled,
+        frozenset(ties.evidenced),
+        tuple(ties.dropped.items()),
+        ties.child_failed,
     )
 
 

@@ -9,11 +9,12 @@ from qcore.engine.cron import Cron
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference import engine as reference
 from qcore.reference.engine import Job, Removal
+from qcore.reference.flows import FlowEngine
 from qcore.reference.schedules import ScheduledEngine
 
 
-class PlainEngine(ScheduledEngine):
-    """The plain engine with schedules, moves between states, and the outcomes of late.
+class PlainEngine(ScheduledEngine, FlowEngine):
+    """The plain engine with schedules, ties, moves between states, and the outcomes of late.
 
     ``added`` hears of each job that the engine adds by itself, and of the run before it.
     """

@@ -9,12 +9,19 @@ from qcore.errors import LeaseError, QError
 from qcore.reference.engine import Job, keeps_none
 from qcore.reference.keys import Key as KeyOf
 from qcore.reference.schedules import Plan
-from qcore.simulate.matching import Id, Some
+from qcore.simulate.matching import Id, Some, Values
 from qcore.simulate.model import DEFAULT_BACKOFF_MS, About, Model, Request, packed, unpacked
 
 Reply = dict[str, Any]
 Key = tuple[int, str]
 
+#: Options that say what becomes of a parent whose child fails.
+POLICIES = {
+    "failParentOnFailure": "fail",
+    "continueParentOnFailure": "continue",
+    "ignoreDependencyOnFailure": "ignore",
+    "removeDependencyOnFailure": "remove",
+}
 DEFAULT_LEASE_MS = 30_000
 FINAL: Reply = {"data": {"applied": False, "reason": "already-finalized"}}
 
@@ -54,6 +61,10 @@ COMMITTED = frozenset(
         "SetDlqConfig",
         "Cron",
         "CronDelete",
+        "MoveToWaitingChildren",
+        "UpdateParent",
+        "RemoveChildDependency",
+        "RemoveUnprocessedChildren",
     ]
 )
 
@@ -136,6 +147,10 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         ttl_ms=options.get("ttl"),
         timeout_ms=options.get("timeout") or None,
         stall_ms=options.get("stallTimeout"),
+        depends_on=tuple(options.get("dependsOn", ())),
+        parent=options.get("parentId"),
+        parent_token=options.get("parentToken"),
+        policy=next((POLICIES[name] for name in POLICIES if options.get(name)), None),
     )
     model.tags[tag] = job_id
     if plain._seq == seq:  # the id, or the key, is taken
@@ -153,7 +168,8 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         return job_id, "held"
     if durable:
         # Nobody sees it before its commit.
-        model.staged[job_id] = plain.jobs.pop(job_id)
+        model.staged[job_id] = plain.jobs[job_id]
+        dict.__delitem__(plain.jobs, job_id)  # it is not gone, only out of sight
         model.gathering[job_id] = None
         plain.queues[queue].pushed -= 1
         return job_id, "staged"
@@ -210,6 +226,10 @@ def _pushb(model: Model, key: Key, request: Request) -> None:
             _admissible(model, options)
         except Refused as error:
             raise Refused(f"jobs[{index}]: {error}") from None
+    for index, options in enumerate(jobs):
+        if "customId" in options and model.plain.is_waited_for(options["customId"]):
+            text = f"Custom ID {options['customId']} still has unresolved dependency consumers"
+            raise Refused(f"jobs[{index}]: {text}")
     durable = any(options.get("durable") for options in jobs)
     model.plain._queue(request["queue"])
     added = [
@@ -624,6 +644,34 @@ def _dlq(model: Model, key: Key, request: Request) -> Reply:
     }
 
 
+# --- ties ----------------------------------------------------------------------------------
+
+
+def _move_to_waiting_children(model: Model, key: Key, request: Request) -> Reply:
+    model.plain.move_to_waiting_children(request["id"], model.now_ms, token=request.get("token"), leave=True)
+    return {"data": {"moved": True}}
+
+
+def _update_parent(model: Model, key: Key, request: Request) -> Reply:
+    token = request.get("parentToken")
+    model.plain.update_parent(request["childId"], request["parentId"], model.now_ms, token=token)
+    return {}
+
+
+def _remove_child_dependency(model: Model, key: Key, request: Request) -> Reply:
+    return {"removed": model.plain.remove_child_dependency(request["id"], model.now_ms)}
+
+
+def _remove_unprocessed_children(model: Model, key: Key, request: Request) -> Reply:
+    model.plain.remove_unprocessed_children(request["id"], model.now_ms)
+    return {}
+
+
+def _child_failures(model: Model, key: Key, request: Request) -> Reply:
+    policy = "continue" if request["cmd"] == "GetFailedChildrenValues" else "ignore"
+    return {"values": Values(model.plain.child_failures(request["id"], policy))}
+
+
 # --- schedules -----------------------------------------------------------------------------
 
 
@@ -744,6 +792,12 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "PurgeDlq": _purge_dlq,
     "RemoveDlqJob": _remove_dlq_job,
     "Dlq": _dlq,
+    "MoveToWaitingChildren": _move_to_waiting_children,
+    "UpdateParent": _update_parent,
+    "RemoveChildDependency": _remove_child_dependency,
+    "RemoveUnprocessedChildren": _remove_unprocessed_children,
+    "GetFailedChildrenValues": _child_failures,
+    "GetIgnoredChildrenFailures": _child_failures,
     "Cron": _cron,
     "CronGet": _cron_get,
     "CronList": _cron_list,

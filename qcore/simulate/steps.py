@@ -23,6 +23,14 @@ LEVELS = ("buffered", "committed", "synced")
 #: Policies of removal.
 KEPT = (0, 1, 3, {"count": 2}, {"age": 1}, {"age": 1, "count": 5})
 MOST_JOBS = 60
+#: Fields that name other jobs.
+TIED = frozenset(["parentId", "dependsOn"])
+POLICIES = (
+    "failParentOnFailure",
+    "continueParentOnFailure",
+    "ignoreDependencyOnFailure",
+    "removeDependencyOnFailure",
+)
 
 Request = dict[str, Any]
 
@@ -57,6 +65,7 @@ class Generator:
             (self._ask_queue, 4),
             (self._hello, 2),
             (self._schedule, 2),
+            (self._tie, 8),
         ]
 
     @property
@@ -140,9 +149,10 @@ class Generator:
         requests = [
             self._request(ended > MOST_JOBS // 2, full) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))
         ]
-        if any(request["cmd"] == "FAIL" for request in requests):
-            # A drawn wait is looked up after the request, so nothing may follow in the same bytes.
-            requests = [request for request in requests if request["cmd"] == "FAIL"][:1]
+        alone = [request for request in requests if request["cmd"] == "FAIL" or request.keys() & TIED]
+        if alone:
+            # A drawn wait is looked up after the request, and what is tied to must be there and not staged.
+            requests = alone[:1]
         cuts = [round(rng.random(), 3) for _ in range(rng.choice((0, 0, 0, 1, 3)))]
         step: Step = {"do": "feed", "s": rng.randrange(6), "r": requests, "cut": cuts}
         if self._chance(0.2):
@@ -290,6 +300,55 @@ class Generator:
             if self._chance(0.3)
         }
         return request
+
+    def _tie(self) -> Request:
+        """A job that waits for others, a child, or what is done with the ties of one."""
+        rng = self._rng
+        kind = rng.choice(("child", "child", "child", "dependent", "dependent", "park", "ties", "ask"))
+        if kind in ("child", "dependent"):
+            request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
+            request.pop("durable", None)
+            if self._chance(0.2):
+                request["jobId"] = f"d{rng.randrange(6)}"  # never tied to itself: that is refused unseen
+            if kind == "dependent":
+                request["dependsOn"] = [self._relative() for _ in range(rng.choice((1, 1, 2, 3)))]
+                return request
+            request["parentId"] = self._relative("ready", "delayed", "active", "parked")
+            if self._chance(0.8):
+                request[rng.choice(POLICIES)] = True
+            if (token := self._holder(request["parentId"])) is not None:
+                request["parentToken"] = token
+            return request
+        if kind == "park":
+            job = self._relative("active")
+            request = {"cmd": "MoveToWaitingChildren", "id": job}
+            if (token := self._holder(job)) is not None:
+                request["token"] = token
+            return request
+        if kind == "ask":
+            cmd = rng.choice(("GetFailedChildrenValues", "GetIgnoredChildrenFailures"))
+            return {"cmd": cmd, "id": self._relative()}
+        cmd = rng.choice(("UpdateParent", "RemoveChildDependency", "RemoveUnprocessedChildren"))
+        if cmd != "UpdateParent":
+            return {"cmd": cmd, "id": self._relative("ready", "delayed", "active", "parked")}
+        request = {"cmd": cmd, "childId": self._relative(), "parentId": self._relative("ready", "parked")}
+        if (token := self._holder(request["parentId"])) is not None:
+            request["parentToken"] = token
+        return request
+
+    def _relative(self, *states: str) -> str:
+        """A job that may be tied to others: those of schedules and chains go their own ways."""
+        model = self._model
+        jobs = [
+            job
+            for job in model.plain.jobs.values()
+            if job.queue in QUEUES
+            and not job.id.startswith("d")
+            and job.id not in model.plain.repeats
+            and job.id not in model.plain.links
+            and (not states or job.state in states)
+        ]
+        return f"@{model.about[self._rng.choice(jobs).seq].tag}" if jobs else "nobody"
 
     def _repeated(self, request: Request) -> None:
         """Make a job the first run of a chain."""

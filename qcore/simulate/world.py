@@ -22,7 +22,7 @@ from qcore.errors import NotFoundError, StoreError
 from qcore.reference.schedules import SavedSchedules
 from qcore.simulate.disk import Disk
 from qcore.simulate.ledger import Ledger
-from qcore.simulate.matching import Failure, Names
+from qcore.simulate.matching import Failure, Id, Names
 from qcore.simulate.model import Config, CutState, Model, limited
 from qcore.simulate.requests import serve
 from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH, Cut
@@ -50,6 +50,10 @@ def queues_of(cut: Cut) -> dict[str, Mapping[str, Any]]:
     """What a cut writes of queues, by name."""
     states = [msgpack.unpackb(state) for _, state in cut.queues if state is not None]
     return {state["name"]: state for state in states}
+
+
+def _tied(ties: dict[str, list[str]] | None) -> dict[str, list[Id]]:
+    return {kind: [Id(one) for one in ids] for kind, ids in (ties or {}).items()}
 
 
 class World:
@@ -269,14 +273,20 @@ class World:
     def _resolved(self, template: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A request as it goes out, and as the model understands it."""
         real, model = dict(template), dict(template)
-        for name in ("id", "jobId"):
+        for name in ("id", "jobId", "parentId", "childId"):
             if name in template:
                 real[name], model[name] = self._job(template[name])
         if "ids" in template:
             pairs = [self._job(one) for one in template["ids"]]
             real["ids"], model["ids"] = [one for one, _ in pairs], [one for _, one in pairs]
+        if "dependsOn" in template:
+            pairs = [self._job(one) for one in template["dependsOn"]]
+            real["dependsOn"], model["dependsOn"] = [one for one, _ in pairs], [one for _, one in pairs]
         if "token" in template:
             real["token"], model["token"] = self._token(template["token"], model["id"])
+        if "parentToken" in template:
+            held = self._token(template["parentToken"], model["parentId"])
+            real["parentToken"], model["parentToken"] = held
         if "tokens" in template:
             known = [
                 self._token(one, job_id) for one, job_id in zip(template["tokens"], model["ids"], strict=True)
@@ -451,10 +461,8 @@ class World:
         engine, plain = self.broker.engine, self.model.plain
         engine._check()
         now_ms, now_ns = self.clock.now_ms(), self.clock.now_ns()
-        if len(engine) != len(plain.jobs) + len(self.model.staged):
-            raise Failure(
-                f"{len(engine)} jobs, expected {len(plain.jobs)} and {len(self.model.staged)} staged"
-            )
+        if len(engine) != plain.size() + len(self.model.staged):
+            raise Failure(f"{len(engine)} jobs, expected {plain.size()} and {len(self.model.staged)} staged")
         for name in plain.queues:
             self.names.match(plain.counts(name, now_ms), engine.counts(name, now_ms), f"counts of {name}")
             expected = plain.list_jobs(name, now_ms, limit=100_000)
@@ -473,6 +481,9 @@ class World:
                 ):
                     if mine != theirs:
                         raise Failure(f"{what} of {real}: expected {mine!r}, got {theirs!r}")
+                self.names.match(
+                    _tied(plain.dependencies(model_id)), engine.dependencies(real), f"ties of {real}"
+                )
                 if job.attempts > job.max_attempts:
                     raise Failure(f"{real} was charged {job.attempts} of {job.max_attempts} attempts")
             dead = [entry[0] for entry in engine.dead_letters(name)]

@@ -173,6 +173,16 @@ def test_invariant_31_a_result_that_a_live_job_may_read_is_kept_until_it_is_fini
     assert len(machine.engine) == 1
 
 
+@pytest.mark.parametrize("removal", [True, 0, {"count": 0}])
+def test_a_removed_job_that_is_needed_takes_no_other_with_it(machine: Machine, removal: Any) -> None:
+    machine.add("other")
+    machine.finish()
+    machine.child("k", machine.add("p"))
+    machine.finish("kids", remove=removal)
+    machine.engine._check()
+    assert (machine.state("k"), machine.state("other")) == ("unknown", "completed")
+
+
 def test_defect_63_a_result_of_a_live_consumer_is_not_evicted() -> None:
     machine = Machine(max_completed=2)
     machine.add("a")
