@@ -83,7 +83,11 @@ class FlowEngine(Engine):
 
     def _holders(self, job_id: str) -> list[Job]:
         """Live jobs that are tied to this id."""
-        return [job for job in self.jobs.values() if job.state in LIVE and job_id in job.ties.ids]
+        return [
+            job
+            for job in self.jobs.values()
+            if job.state in LIVE and (job_id in job.ties.depends_on or job_id in job.ties.children)
+        ]
 
     def dependencies(self, job_id: str) -> dict[str, list[str]] | None:
         job = self.jobs.get(job_id)

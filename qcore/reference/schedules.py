@@ -115,6 +115,10 @@ class ScheduledEngine(Engine):
         assert len(live) <= 1, f"{len(live)} jobs of schedule {name} at once"
         return live[0] if live else None
 
+    def _may_restart(self, job: Job, now_ms: int) -> bool:
+        live = self._occurrence(self.owned[job.id]) if job.id in self.owned else None
+        return live in (None, job) and super()._may_restart(job, now_ms)
+
     def _drop_leftover(self, name: str) -> None:
         job = self._occurrence(name)
         if job is not None and job.state != "active":
@@ -336,9 +340,9 @@ class ScheduledEngine(Engine):
 
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         assert isinstance(saved, SavedSchedules)
-        saved = copy.deepcopy(saved)
-        self.owned, self.repeats, self.links = saved.owned, saved.repeats, saved.links
-        self.plans = {name: saved.plans[name] for name in sorted(saved.plans)}
+        self.owned, self.links = {**saved.owned}, {**saved.links}
+        self.repeats = copy.deepcopy(saved.repeats)
+        self.plans = {name: copy.deepcopy(saved.plans[name]) for name in sorted(saved.plans)}
         self.workers = {}
         self._looked_ms = now_ms if self.plans else 0
         self._free_numbers = []

@@ -14,7 +14,7 @@ from qcore.simulate.model import Model
 from qcore.simulate.world import Step, World
 
 QUEUES = ("a", "b", "c")
-#: Of schedules. Their jobs are never started over: what becomes of schedules then is nowhere said.
+#: Where schedules mostly add their jobs.
 SCHEDULED = "t"
 PRIORITIES = (0, 0, 0, 1, 5, -2, 2.5)
 LEASES_MS = (20, 200, 1000, 30_000)
@@ -273,7 +273,7 @@ class Generator:
             return {"cmd": kind}
         if kind != "Cron":
             return {"cmd": kind, "name": name}
-        request: Request = {"cmd": kind, "name": name, "queue": SCHEDULED}
+        request: Request = {"cmd": kind, "name": name, "queue": rng.choice((SCHEDULED, SCHEDULED, "a"))}
         if self._chance(0.6):
             request["repeatEvery"] = rng.choice((1000, 1500, 60_000))
         else:
@@ -289,13 +289,14 @@ class Generator:
         ):
             if self._chance(p):
                 request[option] = rng.choice(values)
-        request["jobOptions"] = {"removeOnFail": True} | {
+        request["jobOptions"] = {
             option: rng.choice(values)
             for option, values in (
                 ("delay", (0, 500)),
                 ("maxAttempts", (1, 2)),
                 ("timeout", (300,)),
                 ("removeOnComplete", (True, False)),
+                ("removeOnFail", (True, False)),
             )
             if self._chance(0.3)
         }
@@ -497,7 +498,7 @@ class Generator:
 
     def _control_queue(self) -> Request:
         rng = self._rng
-        queue = self._queue()
+        queue = rng.choice((*QUEUES, SCHEDULED))
         if self._model.plain.queues.get(queue) is not None and self._model.plain.queues[queue].paused:
             return {"cmd": "Resume", "queue": queue}
         request: Request = rng.choice(
