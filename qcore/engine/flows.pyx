@@ -213,6 +213,22 @@ cdef class Flows(Losses):
     cdef int c_after_revived(self, uint32_t slot) except -1:
         return self.c_trace(slot, self.job_at(slot))
 
+    cdef int c_end_evidence(self, Queue q) except -1:
+        cdef list tied = []
+        cdef uint64_t hi, lo
+        cdef TokenEntry found
+        cdef bint is_number
+        for job_id in self.needed:
+            if not self.c_slot(job_id):
+                is_number = self.c_number_of(job_id, &hi, &lo)
+                if self.done.c_get(hi, lo, &found) and found.owner == q.index:
+                    tied.append((None if is_number else job_id, hi, lo))
+        Losses.c_end_evidence(self, q)
+        # What live jobs are tied to stays, and is of no queue: say so behind the end of this one.
+        for text, hi, lo in tied:
+            self.c_note_evidence(text, hi, lo, 0, True)
+        return 0
+
     cdef int c_attach(self, uint32_t parent, uint32_t child, int64_t now_ms) except -1:
         """Make a job a child of a live parent, which waits for it if it is not completed. O(1) amortised."""
         cdef Job *pj = self.job_at(parent)
@@ -717,8 +733,8 @@ cdef class Flows(Losses):
                 out["ignored" if dropped[name][0] != "continue" else "failed"].append(name)
             elif name in done or self.c_done_as(name) != OPEN:
                 out["processed"].append(name)
-            elif not other:
-                out["missing"].append(name)
+            elif not other or self.job_at(other).state == STAGED:
+                out["missing"].append(name)     # nobody sees one that is still to be committed
             else:
                 out["failed" if self.job_at(other).state == FAILED else "unprocessed"].append(name)
         return out

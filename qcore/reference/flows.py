@@ -359,7 +359,7 @@ class FlowEngine(Engine):
             if leave:
                 self._emit("waiting-children", job, now_ms, "active")
                 self._leave_active(job)
-                self._return(job)
+                Engine._return(self, job)  # also the job of a schedule: its holder gives it back
             return False
         self._leave_active(job)
         job.state = "parked"

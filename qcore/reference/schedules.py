@@ -18,7 +18,7 @@ Next = Callable[[int], int | None]
 LOOK_AGAIN_MS = 60_000
 WORKER_ACTIVE_NS = 30_000_000_000
 WORKER_FORGET_NS = 90_000_000_000
-LIVE = ("ready", "delayed", "active")
+LIVE = ("ready", "delayed", "active", "parked")
 
 
 @dataclass

@@ -57,13 +57,15 @@ class Ledger:
         self._touched: set[str] = set()  # delivered, perhaps before the reply to their add was heard
         self._reset: Order = (-1, 0)
         self._sent: dict[str, tuple[int, Mapping[str, Any], int]] = {}
+        self._everywhere: Order = (-1, 0)  # the last request that may have touched any job at all
         self._wide: dict[str, Order] = {}  # queue -> the last request that may have touched any of its jobs
 
     def sent(self, producer: int, req_id: str, request: Mapping[str, Any]) -> None:
         """A request is on its way: from here on it may take effect, heard of or not."""
         self._moment += 1
         self._sent[req_id] = (producer, request, self._moment)
-        for job_id in (request.get("id"), request.get("jobId"), *request.get("ids", ())):
+        named = [request.get(name) for name in ("id", "jobId", "parentId", "childId")]
+        for job_id in (*named, *request.get("ids", ()), *request.get("dependsOn", ())):
             self._added.pop(job_id, None)
             if job_id is not None:
                 self._touched.add(job_id)  # perhaps before the reply to its add was heard
@@ -72,6 +74,9 @@ class Ledger:
             queue = request["queue"]
             self._wide[queue] = _order(req_id)
             self._forget(queue)
+        if cmd == "RemoveUnprocessedChildren":  # which may be anywhere
+            self._everywhere = _order(req_id)
+            self._added.clear()
         if cmd == "RetryCompleted":
             self._done.clear()
             self._tokens.clear()
@@ -127,7 +132,8 @@ class Ledger:
             drawn = not {"jobId", "customId", "uniqueKey", "debounceId"} & option.keys()
             if job_id in self._touched:
                 continue
-            if drawn and "ttl" not in option and order > self._wide.get(queue, (-1, 0)):
+            seen = max(self._everywhere, self._wide.get(queue, (-1, 0)))
+            if drawn and "ttl" not in option and order > seen:
                 self._added[job_id] = Added((order, index), producer, queue, durable)
 
     def _finished(self, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:

@@ -219,6 +219,13 @@ class Model:
         job = self.plain.jobs.get(job_id)
         return job is not None and not isinstance(self.about[job.seq].backoff, tuple)
 
+    def stage(self, job_id: str) -> None:
+        """Nobody sees this job before its commit."""
+        job = self.staged[job_id] = self.plain.jobs[job_id]
+        dict.__delitem__(self.plain.jobs, job_id)  # it is not gone, only out of sight
+        self.gathering[job_id] = None
+        self.plain.queues[job.queue].pushed -= 1
+
     # --- replies ---------------------------------------------------------------------------
 
     def answer(self, key: tuple[int, str], request: Request, reply: dict[str, Any], where: Where) -> None:

@@ -168,10 +168,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         return job_id, "held"
     if durable:
         # Nobody sees it before its commit.
-        model.staged[job_id] = plain.jobs[job_id]
-        dict.__delitem__(plain.jobs, job_id)  # it is not gone, only out of sight
-        model.gathering[job_id] = None
-        plain.queues[queue].pushed -= 1
+        model.stage(job_id)
         return job_id, "staged"
     return job_id, "plain"
 
@@ -238,6 +235,41 @@ def _pushb(model: Model, key: Key, request: Request) -> None:
     ]
     reply = {"ids": [Id(job_id) for job_id, _ in added]}
     model.answer(key, request, reply, _where(model, {how for _, how in added}))
+
+
+def _pushf(model: Model, key: Key, request: Request) -> None:
+    """A root and its children, that appear together once they are on disk."""
+    for node in request["jobs"]:
+        if node["id"] in model.plain.jobs or node["id"] in model.staged:
+            raise Refused(f"Flow job {node['id']} already exists")
+    _admissible(model, {"durable": True})
+    plain = model.plain
+    for index, node in enumerate(request["jobs"]):
+        options = node["input"]
+        completed = options.get("removeOnComplete", False)
+        job_id = plain.push(
+            node["queue"],
+            packed(options["data"]),
+            model.now_ms,
+            new_id="",
+            job_id=node["id"],
+            priority=options.get("priority", 0),
+            delay_ms=options.get("delay", 0),
+            attempts=options.get("maxAttempts", 3),
+            remove_on_complete=completed,
+            keep_completed=completed,
+            depends_on=tuple(options.get("dependsOn", ())),
+            parent=options.get("parentId"),
+            policy=next((POLICIES[name] for name in POLICIES if options.get(name)), None),
+        )
+        job = plain.jobs[job_id]
+        job.ties.children = list(options.get("childrenIds", ()))
+        model.about[job.seq] = About(_tag(request, index), False, DEFAULT_BACKOFF_MS)
+        model.tags[_tag(request, index)] = job_id
+    for node in request["jobs"]:
+        model.stage(node["id"])
+    views = [Some(id=Id(node["id"]), queue=node["queue"]) for node in request["jobs"]]
+    model.answer(key, request, {"data": {"jobs": views}}, "held_adds")
 
 
 def _tag(request: Request, index: int) -> str:
@@ -399,6 +431,9 @@ def _change_priority(model: Model, key: Key, request: Request) -> Reply:
 
 
 def _update(model: Model, key: Key, request: Request) -> Reply:
+    job = model.plain.jobs.get(request["id"])
+    if job is not None and job.data is not None and b"__" in job.data and isinstance(request["data"], str):
+        raise Refused("flow job data must be an object")
     return _good(
         model.plain.update(request["id"], packed(request["data"])), "Job not found or cannot be updated"
     )
@@ -739,6 +774,7 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "Hello": _hello,
     "PUSH": _push,
     "PUSHB": _pushb,
+    "PUSHF": _pushf,
     "PULL": _pull,
     "PULLB": _pull,
     "ACK": _ack,

@@ -23,6 +23,7 @@ LEVELS = ("buffered", "committed", "synced")
 #: Policies of removal.
 KEPT = (0, 1, 3, {"count": 2}, {"age": 1}, {"age": 1, "count": 5})
 MOST_JOBS = 60
+ADDS = ("PUSH", "PUSHB", "PUSHF")
 #: Fields that name other jobs.
 TIED = frozenset(["parentId", "dependsOn"])
 POLICIES = (
@@ -160,7 +161,7 @@ class Generator:
         self._tags += [
             f"{self._u}.{index}.{member}"
             for index, request in enumerate(requests)
-            for member in range(len(request.get("jobs", "1")) if request["cmd"] in ("PUSH", "PUSHB") else 0)
+            for member in range(len(request.get("jobs", "1")) if request["cmd"] in ADDS else 0)
         ]
         del self._tags[:-300]
         return step
@@ -305,7 +306,11 @@ class Generator:
     def _tie(self) -> Request:
         """A job that waits for others, a child, or what is done with the ties of one."""
         rng = self._rng
-        kind = rng.choice(("child", "child", "child", "dependent", "dependent", "park", "ties", "ask"))
+        kind = rng.choice(
+            ("flow", "child", "child", "child", "dependent", "dependent", "park", "ties", "ask")
+        )
+        if kind == "flow":
+            return self._flow()
         if kind in ("child", "dependent"):
             request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
             request.pop("durable", None)
@@ -336,6 +341,32 @@ class Generator:
         if (token := self._holder(request["parentId"])) is not None:
             request["parentToken"] = token
         return request
+
+    def _flow(self) -> Request:
+        """A root that waits for some children, perhaps with a grandchild."""
+        rng = self._rng
+
+        def node(name: str, queue: str, meta: Request, **ties: Any) -> Request:
+            options: Request = {"name": "n", "data": {"n": self._u, **meta}}
+            for option, p, values in (
+                ("priority", 0.3, PRIORITIES),
+                ("delay", 0.2, (30, 500)),
+                ("maxAttempts", 0.6, (1, 2)),
+                ("removeOnComplete", 0.3, (True,)),
+            ):
+                if self._chance(p):
+                    options[option] = rng.choice(values)
+            if "parentId" in ties and self._chance(0.7):
+                options[rng.choice(POLICIES)] = True
+            return {"id": name, "queue": queue, "input": {**options, **ties}}
+
+        root = f"f{self._u}"
+        names = [f"{root}.{n}" for n in range(rng.choice((1, 2, 3)))]
+        queue = self._queue()
+        above = {"__parentId": root, "__parentQueue": queue}
+        jobs = [node(name, self._queue(), above, parentId=root) for name in names]
+        jobs.append(node(root, queue, {"__childrenIds": names}, dependsOn=names, childrenIds=names))
+        return {"cmd": "PUSHF", "jobs": jobs}
 
     def _relative(self, *states: str) -> str:
         """A job that may be tied to others: those of schedules and chains go their own ways."""

@@ -358,3 +358,15 @@ def test_cases_c052_a_child_twice_in_one_list_is_refused(machine: Machine) -> No
     }
     assert talk.refused("PUSHF", jobs=[parent, child]) == "flow job names a job twice: P"
     assert talk.good("ListQueues")["queues"] == []
+
+
+def test_ties_do_not_show_a_job_that_is_still_to_be_committed(machine: Machine) -> None:
+    talk = machine.start()
+    talk.good("PUSH", queue="q", name="n", jobId="a")
+    talk.good("PUSH", queue="q", name="n", jobId="d", dependsOn=["a"])
+    talk.good("Cancel", id="a")
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "a", "durable": True})
+    assert talk.replies() == []
+    ties = machine.broker.engine.dependencies("d")
+    assert ties is not None
+    assert (ties["missing"], ties["unprocessed"]) == (["a"], [])

@@ -576,6 +576,26 @@ def test_an_obliterated_queue_is_not_known_as_completed(machine: Machine, form: 
     assert [machine.engine.owns(name) for name in (*names, "again")] == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize("form", ["j{}", "00000000-0000-7000-8000-00000000000{}"])
+def test_evidence_that_a_live_job_is_tied_to_outlives_the_end_of_its_queue(
+    machine: Machine, form: str
+) -> None:
+    """The parent was failed, so that nothing was tied to its done child, and was started over."""
+    child = form.format(1)
+    machine.add("p")
+    machine.child(child, "p")
+    machine.child("open", "p")
+    machine.finish("kids", remove=True)
+    machine.engine.discard("p", NOW)
+    assert machine.engine.retry_dead("q", NOW) == 1
+    machine.save()
+    machine.engine.obliterate("kids")
+    for _ in range(2):
+        ties = machine.engine.dependencies("p")
+        assert ties is not None and ties["processed"] == [child]
+        machine.restart()
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("form", ["j{}", "00000000-0000-7000-8000-00000000000{}"])
 def test_invariant_28_evidence_is_bounded_beside_what_is_pinned(form: str, restarts: bool) -> None:
