@@ -559,6 +559,8 @@ def _queue_limits(model: Model, key: Key, request: Request) -> Reply:
 
 def _pause_group(model: Model, key: Key, request: Request) -> Reply:
     paused = request["cmd"] == "PauseGroup"
+    if not paused and request["queue"] not in model.plain.queues:
+        return {"data": {"changed": False}}  # makes no queue
     return {"data": {"changed": model.plain.pause_group(request["queue"], request["groupId"], paused)}}
 
 

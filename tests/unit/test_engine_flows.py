@@ -592,7 +592,8 @@ def test_evidence_that_a_live_job_is_tied_to_outlives_the_end_of_its_queue(
     machine.engine.obliterate("kids")
     for _ in range(2):
         ties = machine.engine.dependencies("p")
-        assert ties is not None and ties["processed"] == [child]
+        assert ties is not None
+        assert ties["processed"] == [child]
         machine.restart()
 
 
