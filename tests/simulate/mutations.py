@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "a durable add is answered before its commit",
         BROKER + "session.pyx",
-        "            return broker.c_reply(self, True, True)",
-        "            return broker.c_reply(self, False, True)",
+        "            return broker.c_reply(self, True, True, sync)",
+        "            return broker.c_reply(self, False, True, sync)",
     ),
     Mutation(
         "the older of two cuts wins",
