@@ -7,7 +7,7 @@ from qcore.broker.core import Broker, Outlet
 from qcore.engine.lanes import Wanted
 from qcore.engine.schedule import Schedule
 
-Removal = bool | int | dict[str, Any]
+_Removal = bool | int | dict[str, Any]
 
 class Added(NamedTuple):
     how: str
@@ -60,7 +60,7 @@ class Session(Outlet):
         *,
         staged: bool = False,
     ) -> Added: ...
-    def finish(self, job_id: str, token: str | None, result: bytes | None, remove: Removal) -> bool: ...
+    def finish(self, job_id: str, token: str | None, result: bytes | None, remove: _Removal) -> bool: ...
     def update(self, job_id: str, data: bytes) -> bool: ...
     def put_schedule(self, name: str, queue: str, data: bytes | None, **options: Any) -> Schedule: ...
     def fail(
@@ -70,7 +70,7 @@ class Session(Outlet):
         error: str,
         stack: list[str] | None,
         unrecoverable: bool,
-        remove: Removal,
+        remove: _Removal,
     ) -> bool: ...
     def renew(self, job_id: str, token: str | None, lease_ms: int) -> bool: ...
     def pull(

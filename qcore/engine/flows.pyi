@@ -2,16 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import disjoint_base
+
 from qcore.engine.losses import Losses
 
 #: (queue, id or None, dependsOn, parentId or None, parentToken or None)
-Ties = tuple[str, str | None, Sequence[str], str | None, str | None]
+_Ties = tuple[str, str | None, Sequence[str], str | None, str | None]
 
+@disjoint_base
 class Flows(Losses):
     @property
     def tied(self) -> bool: ...
     def owns(self, job_id: str) -> bool: ...
-    def check_links(self, jobs: Sequence[Ties]) -> tuple[int, Exception] | None: ...
+    def check_links(self, jobs: Sequence[_Ties]) -> tuple[int, Exception] | None: ...
     def begin_batch(self, jobs: Sequence[str | None]) -> None: ...
     def update_parent(
         self, child_id: str, parent_id: str, now_ms: int, *, token: str | None = None

@@ -9,6 +9,10 @@ class Listing:
     def broken(self) -> bool: ...
 
 @final
+class Page:
+    def __new__(cls, listing: Listing, kinds: list[int], asc: bool) -> Page: ...
+
+@final
 class Tally:
     @property
     def total(self) -> int: ...

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing_extensions import disjoint_base
+
 from qcore.engine.flows import Flows
 from qcore.engine.schedule import Occurrence, Schedule
 from qcore.engine.workers import Workers
 
+@disjoint_base
 class Schedules(Flows):
     @property
     def workers(self) -> Workers: ...
