@@ -245,7 +245,8 @@ cdef class Broker:
 
     cdef bint c_holds(self, uint32_t slot) noexcept:
         """Whether the reply to a change of this job waits: by the level, or because the job was added as durable."""
-        return self.hold_changes or (self.durable and slot != 0 and (self.engine.job_at(slot).flags & F_DURABLE) != 0)
+        return self.hold_changes or (self.durable and slot != 0 and self.engine.job_at(slot).state != KEPT
+                                     and (self.engine.job_at(slot).flags & F_DURABLE) != 0)
 
     def holds(self, object ids):
         """The same, for a command that names these jobs; to be asked before it runs."""
