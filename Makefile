@@ -3,6 +3,7 @@
 #   make test         build, install, run the tests
 #   make lint         ruff, cython-lint, mypy, stubtest
 #   make dist         an sdist, and a wheel built from it, both checked
+#   make soak         an hour of mixed load, and 3 x 30,000 jobs with killed workers
 #   make bench-check  every benchmark can be imported and called
 #   make bench, make bench-site
 #   make check        all that CI does
@@ -16,7 +17,7 @@ TYPED := $(shell find qcore qclient -name '*.pyi')
 STUBBED := $(subst /,.,$(TYPED:.pyi=))
 MACHINE ?= local
 
-.PHONY: setup demo test lint dist bench-check bench bench-site check clean
+.PHONY: setup demo test soak lint dist bench-check bench bench-site check clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -40,6 +41,10 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest
+
+soak: setup
+	@$(BIN)/python -m tests.soak.kills
+	@$(BIN)/python -m tests.soak.mixed
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check

@@ -82,8 +82,8 @@ class Subscriber(threading.Thread):
             while True:
                 if self._line.read().get("type") == "event":
                     self.n += 1
-        except (OSError, ValueError):
-            pass  # the server has ended
+        except OSError:  # the server has ended
+            self._line.close()
 
 
 class Soak:

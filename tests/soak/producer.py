@@ -121,7 +121,7 @@ class Producer(threading.Thread):
         elif kind == "priority":
             request |= {"priority": rng.randrange(1_000_000), "lifo": rng.random() < 0.3}
         elif kind == "delayed":
-            request["delay"] = rng.randrange(1, 5_000)
+            request["delay"] = rng.randrange(1, 3_000)
         elif kind == "retried":
             job["data"]["fails"] = rng.randint(1, 2)
             request |= {"maxAttempts": 5, "backoff": 500}

@@ -107,7 +107,7 @@ def add_up(
     sums.jobs, sums.starts = len(names), len(job)
     sums.done, sums.failed = int(np.count_nonzero(how == DONE)), int(np.count_nonzero(how == FAILED))
     sums.cut_off = int(np.count_nonzero(how == START))
-    sums.ended_unseen = int(np.count_nonzero(how[last] == START)) if len(last) else 0
+    sums.ended_unseen = int(np.count_nonzero(how[last] == START)) if len(job) else 0
     return sums, counts
 
 
