@@ -28,6 +28,10 @@ class Crew:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def busy(self) -> list[int]:
+        """Slots whose worker has started a job."""
+        return [slot for slot, (_, path, _) in enumerate(self._slots) if path.stat().st_size]
+
     def _start(self, work: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], Path, tuple[str, ...]]:
         path = self._folder / f"worker-{len(self.lives) + len(self._slots):05}.records"
         while path.exists():

@@ -40,11 +40,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "apart": {"repeatEvery": 400},
     "seconds": {"schedule": "*/2 * * * * *"},
 }
-CREW = (("raw", MIXED), ("raw", MIXED, FLOWS), ("raw", TICKS, DEAD, FLOWS), ("client", CLIENT))
+CREW = (
+    ("raw", MIXED),
+    ("raw", MIXED),
+    ("raw", MIXED, FLOWS),
+    ("raw", TICKS, DEAD, FLOWS),
+    ("client", CLIENT),
+)
 #: The producer waits while more jobs than this are not finished.
-MOST_LEFT = 20_000
-#: Finished jobs that were kept are removed when they are this old.
-KEEP_MS = 60_000
+MOST_LEFT = 10_000
+#: Finished jobs that were kept are removed when they are this old; later, they would be in the file only.
+KEEP_MS = 15_000
 
 # What counts as growth from the first third after the warm-up to the last one.
 MOST_MEMORY = 1.25
@@ -113,14 +119,10 @@ class Soak:
                 )
             subscriber = Subscriber(self.server.port, MIXED)
             subscriber.start()
-            for work in (
-                ("raw", MIXED),
-                ("raw", MIXED, FLOWS),
-                ("raw", TICKS, DEAD, FLOWS),
-                ("client", CLIENT),
-            ):
+            for work in CREW:
                 self.crew.hire(*work)
             prober = self._probe()
+            self.began = time.monotonic()
             self.producer.start()
             try:
                 self._watch()
@@ -150,7 +152,15 @@ class Soak:
     def _probe(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.soak.probe", str(self.server.port)]
         command += [str(self.folder / "probe.samples"), MIXED, str(PROBE_FIRST)]
-        return subprocess.Popen(command, env=clean_env())
+        prober = subprocess.Popen(command, env=clean_env())
+        samples = self.folder / "probe.samples"
+        deadline = time.monotonic() + 60
+        # From its first sample on it can be ended gracefully.
+        while not (samples.exists() and samples.stat().st_size):
+            assert prober.poll() is None, "the prober did not start"
+            assert time.monotonic() < deadline, "the prober gets no answer"
+            time.sleep(0.02)
+        return prober
 
     # --- the run ------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from tests.soak.records import DONE, FAILED, RECORD, START, Life, Sums, add_up
 
 
 def test_killed_workers_lose_no_job(tmp_path: Path) -> None:
-    report = kills.run(tmp_path, jobs=1500, every_ms=300, seed=1)
+    report = kills.run(tmp_path, jobs=1500, every_ms=300, seed=1, most_kills=6)
     assert report["kills"]
 
 
