@@ -99,8 +99,8 @@ class DiskStore:
     def read(self, seqs: Sequence[int]) -> list[Row]:
         return self._disk.read().read(seqs)
 
-    def scan(self, first_seq: int, limit: int) -> list[Row]:
-        return self._disk.read().scan(first_seq, limit)
+    def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
+        return self._disk.read().scan(first_seq, limit, payloads=payloads)
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         disk = self._disk

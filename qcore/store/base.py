@@ -251,11 +251,17 @@ class Store(Protocol):
         ...
 
     def read(self, seqs: Sequence[int]) -> list[Row]:
-        """Read single rows, in order of seq; those that do not exist are left out."""
+        """Read single rows, in order of seq; those that do not exist are left out.
+
+        Neither this nor :meth:`scan` waits for a commit that is under way: they see the one before.
+        """
         ...
 
-    def scan(self, first_seq: int, limit: int) -> list[Row]:
-        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``."""
+    def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
+        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``.
+
+        Without ``payloads`` data and results are None, and are not read.
+        """
         ...
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:

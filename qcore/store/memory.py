@@ -71,11 +71,12 @@ class MemoryStore:
             self._check_open()
             return [self._jobs[seq] for seq in sorted(set(seqs)) if seq in self._jobs]
 
-    def scan(self, first_seq: int, limit: int) -> list[Row]:
+    def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
         with self._lock:
             self._check_open()
             seqs = heapq.nsmallest(limit, (seq for seq in self._jobs if seq >= first_seq))
-            return [self._jobs[seq] for seq in seqs]
+            rows = [self._jobs[seq] for seq in seqs]
+            return rows if payloads else [(*row[:4], None, None) for row in rows]
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         cut = cut.unpacked()

@@ -86,6 +86,16 @@ _SELECT = f"""
            CAST(j.result AS BLOB)
     FROM jobs j LEFT JOIN payloads p ON p.seq = j.seq AND j.data = x''
 """
+_SCAN = f"{_SELECT} WHERE j.seq >= ? ORDER BY j.seq LIMIT ?"
+# The record comes before the payloads in a row, so those are not even read from the file.
+_SCAN_HEADS = f"""
+    SELECT seq,
+           CASE typeof(queue) WHEN 'integer' THEN queue ELSE 0 END,
+           CASE WHEN typeof(state) = 'integer' AND typeof(queue) = 'integer'
+                THEN state ELSE {STATE_UNREADABLE} END,
+           CAST(record AS BLOB), NULL, NULL
+    FROM jobs WHERE seq >= ? ORDER BY seq LIMIT ?
+"""
 
 _KINDS = {
     sqlite3.SQLITE_FULL: "full",
@@ -162,7 +172,7 @@ class SqliteStore:
     Raises EngineBusyError when another engine owns the file, StoreFault when it
     cannot be used; a file that is refused is left as it was.
 
-    Thread-safety: any thread may call; one call at a time runs.
+    Thread-safety: any thread may call; one call at a time runs, and one question beside it.
     """
 
     takes_packed: bool = False
@@ -173,6 +183,8 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: str = os.path.realpath(os.fspath(path))
         self._lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._reader: sqlite3.Connection | None = None
         self._closed = False
         self._forked = False
         self._sync_full = False
@@ -328,39 +340,58 @@ class SqliteStore:
     def _pages(self) -> Iterator[Row]:
         first = MIN_SEQ
         while True:
-            page = self.scan(first, LOAD_PAGE_ROWS)
+            with self._lock:
+                self._check_open()
+                try:
+                    page = self._con.execute(_SCAN, (first, LOAD_PAGE_ROWS)).fetchall()
+                except sqlite3.Error as error:
+                    raise _fault(error, self.path) from error
             yield from page
             if len(page) < LOAD_PAGE_ROWS or page[-1][0] == MAX_SEQ:
                 return
             first = page[-1][0] + 1
 
-    def scan(self, first_seq: int, limit: int) -> list[Row]:
-        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``."""
-        with self._lock:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection for questions: it waits for no commit, and sees what is committed."""
+        with self._read_lock:
             self._check_open()
             try:
-                return self._con.execute(
-                    f"{_SELECT} WHERE j.seq >= ? ORDER BY j.seq LIMIT ?", (first_seq, max(0, limit))
-                ).fetchall()
+                if self._reader is None:
+                    self._reader = sqlite3.connect(
+                        f"file:{quote(self.path)}?mode=rw",
+                        uri=True,
+                        timeout=BUSY_TIMEOUT_MS / 1000,
+                        isolation_level=None,
+                        check_same_thread=False,
+                        factory=self.connection_class,
+                    )
+                    self._reader.text_factory = bytes
+                    self._reader.execute("PRAGMA query_only = ON")
+                yield self._reader
             except sqlite3.Error as error:
                 raise _fault(error, self.path) from error
+
+    def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
+        """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``.
+
+        Without ``payloads`` data and results are None, and are not read.
+        """
+        with self._reading() as con:
+            return con.execute(_SCAN if payloads else _SCAN_HEADS, (first_seq, max(0, limit))).fetchall()
 
     def read(self, seqs: Sequence[int]) -> list[Row]:
         """Read single rows, in order of seq; those that do not exist are left out."""
         wanted = sorted(set(seqs))
         rows: list[Row] = []
-        with self._lock:
-            self._check_open()
-            try:
-                for size, n in _plan(len(wanted)):
-                    part = wanted[:n]
-                    del wanted[:n]
-                    part += part[-1:] * (size - n)
-                    rows += self._con.execute(
-                        f"{_SELECT} WHERE j.seq IN ({','.join('?' * size)}) ORDER BY j.seq", part
-                    ).fetchall()
-            except sqlite3.Error as error:
-                raise _fault(error, self.path) from error
+        with self._reading() as con:
+            for size, n in _plan(len(wanted)):
+                part = wanted[:n]
+                del wanted[:n]
+                part += part[-1:] * (size - n)
+                rows += con.execute(
+                    f"{_SELECT} WHERE j.seq IN ({','.join('?' * size)}) ORDER BY j.seq", part
+                ).fetchall()
         return rows
 
     def integrity_check(self) -> list[str]:
@@ -535,6 +566,10 @@ class SqliteStore:
             self._release()
 
     def _release(self) -> None:
+        with self._read_lock:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
         con = getattr(self, "_con", None)
         if con is not None:
             con.close()
@@ -560,8 +595,9 @@ class SqliteStore:
         # In a forked child. The lock of the parent must not outlive it in our copy of
         # the descriptor, and the connection must not be closed: that would touch the file.
         self._forked = True
-        _abandoned.append(self._con)
+        _abandoned.append((self._con, self._reader))
         self._lock = threading.Lock()
+        self._read_lock = threading.Lock()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
