@@ -31,6 +31,15 @@ MAX_TIME_MS = 4_320_000_000_000_000
 SCHEDULE_RETRY_MS = 60_000
 
 DEFAULT_MAX_COMPLETED_JOBS = 50_000
+DEFAULT_COMPLETED_RETENTION_MS = 604_800_000
+#: Rows that are read at once where all of them are walked through.
+ARCHIVE_PAGE_ROWS = 512
+#: Between two steps of the walk that looks for completed jobs whose time is over.
+ARCHIVE_TURN_MS = 250
+#: Such walks begin at least so often while there is something that may be over.
+ARCHIVE_PASS_MOST_MS = 3_600_000
+#: Jobs that a page of a listing may lie behind when it goes into the archive.
+MAX_ARCHIVE_OFFSET = 100_000
 DEFAULT_MAX_QUEUE_EVENTS = 10_000
 DEFAULT_MAX_METRIC_MINUTES = 20_160
 DEFAULT_MAX_WAITING_DEPS = 10_000

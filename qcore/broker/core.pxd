@@ -60,6 +60,7 @@ cdef class Watch:
 cdef class Broker:
     cdef readonly Engine engine
     cdef readonly object store
+    cdef readonly object archive        # completed jobs that only the store has; see archive.py
     cdef readonly object clock          # None = the machine's clocks
     cdef PyThread_type_lock lock
     cdef Encoder encoder                # None: the store takes rows in lists
@@ -144,4 +145,5 @@ cdef class Broker:
     cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept
     cdef int c_due(self) except -1
     cdef int64_t c_next_due(self, int more) except? -2
+    cdef int c_demand_size(self, Py_ssize_t size) except -1
     cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view)

@@ -36,6 +36,7 @@ from collections import deque
 import msgpack
 
 from qcore import limits
+from qcore.broker.archive import Archive
 from qcore.broker.webhooks import Hooks
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import ClosedError, LimitError
@@ -96,7 +97,8 @@ cdef class Broker:
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
-                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None):
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None,
+                  object retention_ms=limits.DEFAULT_COMPLETED_RETENTION_MS):
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError
@@ -130,6 +132,7 @@ cdef class Broker:
         self.telling = []
         self.scratch = Writer()
         self.intake = True
+        self.archive = Archive(self, store, retention_ms)
         self.c_tick()
         self.started_ms = self.now_ms
         self.started_ns = self.now_ns
@@ -679,6 +682,8 @@ cdef class Broker:
         cdef uint32_t number
         cdef Wait wait
         cdef const unsigned char *req_id
+        if self.archive.left_ms(self.now_ms) == 0:
+            self.archive.turn()
         if self.engine.woken:
             self.c_serve()
         if self.engine.settled:
@@ -715,6 +720,9 @@ cdef class Broker:
             due = self.retry_at_ns if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
             if left < 0 or due - self.now_ns < left:
                 left = max(0, due - self.now_ns)
+        due = self.archive.left_ms(self.now_ms)
+        if due >= 0 and (left < 0 or due * 1000000 < left):
+            left = due * 1000000
         return 0 if more else left
 
     def pump(self):
@@ -761,6 +769,7 @@ cdef class Broker:
         """Take the cut: every change so far, and the replies that promise it."""
         cdef Outlet outlet
         cdef list flight = []
+        self.archive.fence(self.engine.seq, self.engine.ids.last_hi)
         if self.encoder is not None:
             cut = c_take_cut(self.engine, self.encoder, self.now_ms, self.now_ns)
         else:
@@ -821,6 +830,7 @@ cdef class Broker:
             if error is None:
                 self.retry_at_ns = self.retry_wait_ns = 0
                 self.degraded = None
+                self.engine.c_committed()
                 for slot, seq in staged.items():
                     if self.c_is_staged(slot, seq):
                         self.engine.c_publish(slot, self.now_ms)
@@ -984,6 +994,37 @@ cdef class Broker:
             return None
         return self.c_packed_job(outlet, slot, VIEW_OUTCOME)
 
+    def listed_packed(self, Outlet outlet not None, str queue not None, list ids not None, bint filtered):
+        """Jobs of a queue as they stand in a listing, ``filtered`` by states or not; those that are gone left out.
+
+        :raises LimitError: they do not fit into one reply
+        """
+        cdef Queue q = self.engine.queues.get(queue)
+        cdef list out = []
+        cdef uint32_t slot
+        cdef Py_ssize_t size = 0
+        for job_id in ids:
+            slot = self.engine.c_slot(job_id)
+            if not slot or self.engine.job_at(slot).state >= STAGED or self.engine.job_at(slot).queue != q.index:
+                continue
+            packed = self.c_packed_job(
+                outlet, slot,
+                VIEW_PAUSED if filtered and q.paused and self.engine.job_at(slot).state == READY else VIEW_STATE
+            )
+            size += len(packed)
+            self.c_demand_size(size)
+            out.append(packed)
+        return out
+
+    cdef int c_demand_size(self, Py_ssize_t size) except -1:
+        if size > limits.MAX_FRAME_BYTES - 1024:
+            raise LimitError(f"The reply would be over {limits.MAX_FRAME_BYTES} bytes: ask for fewer jobs")
+        return 0
+
+    def tell(self, Outlet outlet not None):
+        """Output was written that no request of this turn asked for."""
+        self.c_notify(outlet)
+
     def jobs_packed(self, Outlet outlet not None, str queue not None, object states, Py_ssize_t offset,
                     Py_ssize_t limit, bint asc):
         """A page of jobs as packed job objects, by creation time and then by id; ``states`` None = all.
@@ -1003,8 +1044,7 @@ cdef class Broker:
                 outlet, slot, VIEW_PAUSED if as_paused and self.engine.job_at(slot).state == READY else VIEW_STATE
             )
             size += len(packed)
-            if size > limits.MAX_FRAME_BYTES - 1024:
-                raise LimitError(f"The reply would be over {limits.MAX_FRAME_BYTES} bytes: ask for fewer jobs")
+            self.c_demand_size(size)
             out.append(packed)
         return out
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from qcore.broker import rows
+from qcore.broker.archive import FENCE_ROWS
 from qcore.broker.core import Broker
 from qcore.broker.webhooks import HookSettings
 from qcore.clock import Clock
+from qcore.engine.engine import Engine
 from qcore.errors import StoreError
 from qcore.limits import (
+    DEFAULT_COMPLETED_RETENTION_MS,
     DEFAULT_MAX_COMPLETED_JOBS,
     DEFAULT_MAX_METRIC_MINUTES,
     DEFAULT_MAX_QUEUE_EVENTS,
     DEFAULT_MAX_WAITING_DEPS,
 )
 from qcore.store import open_store
-from qcore.store.base import Cut, Store
+from qcore.store.base import Cut, Row, Store
 
 logger = logging.getLogger("qcore.broker")
 
@@ -29,6 +32,8 @@ Mode = Literal["embedded", "server"]
 
 #: Set while a process has the file open; what is found at the next start says how it ended.
 META_OPEN = "open"
+#: Rows that are read again at once, by their numbers.
+READ_ROWS = 1000
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ def open_broker(
     store: Store | None = None,
     flush_ms: int = 10,
     max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
+    completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS,
     max_events: int = DEFAULT_MAX_QUEUE_EVENTS,
     max_minutes: int = DEFAULT_MAX_METRIC_MINUTES,
@@ -64,7 +70,9 @@ def open_broker(
     ``adds`` is the durability of plain adds, ``changes`` of everything else. On a
     server a delivery that was out stays with its holder, under its stored lease;
     embedded, the holders died with the process, so their jobs go back at once,
-    charged one attempt and one stall unless the last close was clean.
+    charged one attempt and one stall unless the last close was clean. The newest
+    ``max_completed`` completed jobs are in memory; those older than
+    ``completed_retention_ms`` go for good, None = never.
 
     :raises StoreError: the file cannot be used; it was not touched
     :raises EngineBusyError: another process has it open
@@ -83,6 +91,7 @@ def open_broker(
             sync_changes=changes == "synced",
             flush_ms=flush_ms,
             max_completed=max_completed,
+            retention_ms=completed_retention_ms,
             max_waiting_deps=max_waiting_deps,
             max_events=max_events,
             max_minutes=max_minutes,
@@ -121,14 +130,15 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         broker.heed_hooks({hook.queue for hook in broker.hooks.by_id.values()})
         for table, key in rows.restore_side(engine, snapshot.side):
             logger.error("%s: entry %r of %s cannot be read and was left in the file", store.path, key, table)
-        for row in snapshot.jobs:
-            try:
-                rows.restore(engine, row, now_ms, now_ns)
-            except rows.BadRow as error:
-                found.unreadable.append((row[0], str(error)))
-            else:
-                found.jobs += 1
-        engine.restore_chains()
+        sieve = rows.Sieve(engine, FENCE_ROWS)
+        _restore(engine, (row for row in snapshot.jobs if not sieve.holds(row)), found, now_ms, now_ns)
+        for seq, last_id in sieve.fences:
+            broker.archive.fence(seq, last_id)
+        newest = sieve.rest()
+        for at in range(0, len(newest), READ_ROWS):
+            _restore(engine, store.read(newest[at : at + READ_ROWS]), found, now_ms, now_ns)
+        found.jobs += engine.n_archived
+        engine.restore_chains(sieve.links)
         for name, packed in snapshot.side["schedules"]:
             try:
                 engine.restore_schedule(str(name), packed, now_ms)
@@ -136,6 +146,7 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
                 found.schedules_unreadable.append((str(name), str(error)))
         lost = rows.restore_evidence(engine, snapshot.side["evidence"])
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
+        broker.archive.begin()
         found.seconds = time.monotonic() - started
         broker.recovery = found
     # The mark goes in with what recovery changed: a crash from here on is one.
@@ -149,6 +160,16 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
     if len(found.unreadable) > 10:
         logger.error("%s: %d rows cannot be read", store.path, len(found.unreadable))
     return found
+
+
+def _restore(engine: Engine, found_rows: Iterable[Row], found: Recovery, now_ms: int, now_ns: int) -> None:
+    for row in found_rows:
+        try:
+            rows.restore(engine, row, now_ms, now_ns)
+        except rows.BadRow as error:
+            found.unreadable.append((row[0], str(error)))
+        else:
+            found.jobs += 1
 
 
 def flush(broker: Broker) -> None:

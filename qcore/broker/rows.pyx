@@ -8,15 +8,17 @@ All numbers are little-endian.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_INCREF, PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.bucket cimport TokenBucket
 from qcore.engine.engine cimport Engine
-from qcore.engine.ids cimport uuid_parse
+from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_GROUPED, F_KEYED, F_LINKED, F_LOGGED, F_NEEDED, F_PERSISTED, F_REWRITE, F_STORED,
-    F_TEXT_ID, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_GUEST, F_KEYED, F_LINKED, F_LOGGED, F_NEEDED,
+    F_PERSISTED, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run,
+    blob_bytes, blob_new,
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
@@ -28,6 +30,7 @@ from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
 import sys
+from heapq import heappush, heappushpop
 
 import msgpack
 
@@ -268,8 +271,10 @@ cdef object c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
 
 
 def take_rows(Engine engine not None, int64_t now_ms, int64_t now_ns):
-    """The changes since the last call, as a cut with its rows in lists."""
-    return c_take_rows(engine, now_ms, now_ns)
+    """The changes since the last call, as a cut with its rows in lists, which the caller commits at once."""
+    cut = c_take_rows(engine, now_ms, now_ns)
+    engine.c_committed()
+    return cut
 
 
 cdef bytes _queue_state(Queue q):
@@ -402,6 +407,11 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
 
     :raises BadRow: the row cannot be read; the engine is unchanged
     """
+    c_restore(engine, row, now_ms, now_ns, False)
+
+
+cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bint guest) except -1:
+    """See :func:`restore`; a ``guest`` is a row that :func:`c_is_far` says yes to."""
     seq, queue, state, record, data, result = row
     cdef RecordHead head
     cdef RecordRun tail
@@ -488,7 +498,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.deleted.append(seq)
         engine.c_drop_log(seq)
         engine.seq = max(engine.seq, <int64_t>seq)
-        return None
+        return 0
     if head.flags & F_TEXT_ID:
         other = engine.c_find(<const char *>id_p, head.id_n)
     else:
@@ -519,7 +529,7 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         job.id_lo = engine.c_hash(id_p, head.id_n)
     else:
         memcpy(&job.id_hi, id_p, 16)
-        if not head.flags & 2 and job.id_hi > engine.ids.last_hi:
+        if not head.flags & F_CUSTOM_ID and job.id_hi > engine.ids.last_hi:
             engine.ids.last_hi = job.id_hi
     engine.index.c_put(engine.c_hash_of(job), slot)
     if extra is not None:
@@ -531,11 +541,11 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.seq = seq
     if state == PARKED:
         engine.c_put_parked(q, slot, job)
-        return None
+        return 0
     if not head.parts & HAS_RUN:
         # A job that was ready stays so, also if the wall clock was set back meanwhile.
         engine.c_enqueue(q, slot, job, job.run_ms if state == READY and job.run_ms > now_ms else now_ms)
-        return None
+        return 0
     job.run = slab_alloc(&engine.runs)
     run = engine.run_at(job.run)
     run.job = slot
@@ -566,11 +576,16 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.c_arm(slot, run)
         engine.c_watch(q, run)
         engine.c_enter_active(q, job, run)
-        return None
+        return 0
     if state == FAILED:
         engine.c_set_dead_end(slot, job, run)
         engine.c_list_append(&q.failed, job.run, run)
-        return None
+        return 0
+    if guest:
+        job.flags = (job.flags & ~<uint32_t>F_NEEDED) | F_GUEST
+        engine.c_leave_memory(slot, job)
+        engine.guests.append((slot, seq))
+        return 0
     if state == COMPLETED:
         engine.c_list_append(&q.completed, job.run, run)
     cdef uint64_t hi = job.id_hi, lo = job.id_lo
@@ -581,7 +596,240 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
         engine.c_evict(evicted.value)
     if job.flags & F_NEEDED:
         engine.done.c_pin(hi, lo)
-    return None
+    return 0
+
+
+# --- the archive -------------------------------------------------------------------------------
+
+cdef bint _read_heads(object record, RecordHead *head, RecordRun *tail) noexcept:
+    """Read what has a fixed place in the record of a finished job; False: it is too short, or of another kind."""
+    cdef const char *p
+    cdef Py_ssize_t n
+    if not isinstance(record, bytes):
+        return False
+    p = PyBytes_AS_STRING(<bytes>record)
+    n = PyBytes_GET_SIZE(<bytes>record)
+    if n < <Py_ssize_t>sizeof(RecordHead):
+        return False
+    memcpy(head, p, sizeof(RecordHead))
+    if (head.version != RECORD_VERSION or not head.parts & HAS_RUN
+            or n - <Py_ssize_t>(sizeof(RecordHead) + sizeof(RecordRun)) < <Py_ssize_t>head.id_n
+            or (not head.flags & F_TEXT_ID and head.id_n != 16)):
+        return False
+    memcpy(tail, p + sizeof(RecordHead) + head.id_n, sizeof(RecordRun))
+    return True
+
+
+cdef uint64_t _hash_of(Engine engine, const char *record, RecordHead *head) noexcept:
+    return engine.c_hash(record + sizeof(RecordHead), head.id_n)
+
+
+cdef uint32_t _find(Engine engine, const char *record, RecordHead *head) noexcept:
+    """The slot of the job with the id of this record."""
+    cdef uint64_t ids[2]
+    if head.flags & F_TEXT_ID:
+        return engine.c_find(record + sizeof(RecordHead), head.id_n)
+    memcpy(ids, record + sizeof(RecordHead), 16)
+    return engine.c_find_number(ids[0], ids[1])
+
+
+cdef str _id(const char *record, RecordHead *head):
+    cdef uint64_t ids[2]
+    cdef char text[36]
+    if head.flags & F_TEXT_ID:
+        return PyUnicode_DecodeUTF8(record + sizeof(RecordHead), head.id_n, "replace")
+    memcpy(ids, record + sizeof(RecordHead), 16)
+    uuid_text(ids[0], ids[1], text)
+    return PyUnicode_DecodeUTF8(text, 36, NULL)
+
+
+cdef bint c_is_far(Engine engine, tuple row, RecordHead *head, RecordRun *tail) except -1:
+    """Whether this row, as it was read from the store, is that of an archived job."""
+    cdef object queue = row[1]
+    cdef uint32_t slot
+    if row[2] != COMPLETED or not 0 < queue < len(engine.queue_list) or not _read_heads(row[3], head, tail):
+        return False
+    if row[0] <= (<Queue>engine.queue_list[queue]).floor_seq:
+        return False
+    slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), head)
+    if slot:
+        # Else it is an earlier row of a job that memory has, or of an earlier one with this id.
+        return engine.job_at(slot).flags & F_EVICTED != 0 and engine.job_at(slot).seq == row[0]
+    return not engine.c_is_going(row[0])
+
+
+def far(Engine engine not None, list page not None, object queue):
+    """(end in ms, creation in ms, row) of the rows of a page that archived jobs of a queue (None: any) have."""
+    cdef RecordHead head
+    cdef RecordRun tail
+    cdef list found = []
+    for row in page:
+        if (queue is None or row[1] == queue) and c_is_far(engine, row, &head, &tail):
+            found.append((tail.finished_ms, head.created_ms, row))
+    return found
+
+
+def id_of(row):
+    """The id in a row of a finished job."""
+    cdef RecordHead head
+    cdef RecordRun tail
+    if not _read_heads(row[3], &head, &tail):
+        raise BadRow("the record is cut off")
+    return _id(PyBytes_AS_STRING(<bytes>row[3]), &head)
+
+
+def own_id_of(row):
+    """The upper half of the id of a row, if it is one of ours; else None."""
+    cdef RecordHead head
+    cdef object record = row[3]
+    cdef uint64_t hi
+    if not isinstance(record, bytes) or PyBytes_GET_SIZE(<bytes>record) < <Py_ssize_t>sizeof(RecordHead) + 16:
+        return None
+    memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
+    if head.version != RECORD_VERSION or head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+        return None
+    memcpy(&hi, PyBytes_AS_STRING(<bytes>record) + sizeof(RecordHead), 8)
+    return hi
+
+
+def adopt(Engine engine not None, tuple row not None, int64_t now_ms, int64_t now_ns):
+    """Let an archived job be a guest of the engine, for the present command; False when the row is of none.
+
+    :raises BadRow: the row cannot be read; the engine is unchanged
+    """
+    cdef RecordHead head
+    cdef RecordRun tail
+    if not c_is_far(engine, row, &head, &tail):
+        return False
+    if not _find(engine, PyBytes_AS_STRING(<bytes>row[3]), &head):
+        c_restore(engine, row, now_ms, now_ns, True)
+    return True
+
+
+def sweep(Engine engine not None, list page not None, int64_t until_ms):
+    """Remove the rows of a page whose archived jobs ended by then, and those of obliterated queues.
+
+    (how many, earliest end in ms of those that stay, or None)
+    """
+    cdef RecordHead head
+    cdef RecordRun tail
+    cdef Queue q
+    cdef uint32_t slot
+    cdef Py_ssize_t n = 0
+    cdef int64_t seq
+    cdef object earliest = None
+    for row in page:
+        seq = row[0]
+        if row[2] != COMPLETED or not 0 < row[1] < len(engine.queue_list) or not _read_heads(row[3], &head, &tail):
+            continue
+        q = <Queue>engine.queue_list[row[1]]
+        slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), &head)
+        if seq > q.floor_seq:
+            if not c_is_far(engine, row, &head, &tail):
+                continue
+            if tail.finished_ms > until_ms:
+                if earliest is None or tail.finished_ms < earliest:
+                    earliest = tail.finished_ms
+                continue
+            if slot:
+                engine.c_forget(slot)       # its record is on its way out of memory
+                n += 1
+                continue
+            q.n_archived -= 1
+            engine.n_archived -= 1
+        elif (slot and engine.job_at(slot).seq == seq) or engine.c_is_going(seq):
+            continue
+        engine.deleted.append(seq)
+        engine.c_drop_log(seq)
+        if head.flags & F_CUSTOM_ID:
+            engine.c_forget_far(seq, _hash_of(engine, PyBytes_AS_STRING(<bytes>row[3]), &head))
+        n += 1
+    return n, earliest
+
+
+@cython.final
+cdef class Sieve:
+    """Keeps completed jobs out of memory that are archived, while a store is read.
+
+    :meth:`holds` passes over the rows of completed jobs that no live job is known to need;
+    then :meth:`rest` has the numbers of the newest of them, which memory keeps, and the
+    others are archived. ``fences`` are pairs of (number of a row, upper half of an id of
+    ours): rows after it have greater ids.
+    """
+    cdef Engine engine
+    cdef list heap
+    cdef readonly list fences
+    cdef readonly list links            # (seq, id, id of the successor) of finished runs of chains
+    cdef int64_t next_fence
+    cdef Py_ssize_t every
+
+    def __cinit__(self, Engine engine not None, Py_ssize_t every):
+        self.engine = engine
+        self.heap = []
+        self.fences = []
+        self.links = []
+        self.every = every
+
+    def holds(self, tuple row not None):
+        """Whether the row, one after the other in order of seq, need not be restored now."""
+        cdef RecordHead head
+        cdef RecordRun tail
+        cdef Engine engine = self.engine
+        cdef uint64_t hi = 0
+        cdef int64_t seq = row[0]
+        cdef const char *record
+        if not isinstance(row[3], bytes) or PyBytes_GET_SIZE(<bytes>row[3]) < <Py_ssize_t>sizeof(RecordHead) + 16:
+            return False
+        record = PyBytes_AS_STRING(<bytes>row[3])
+        memcpy(&head, record, sizeof(RecordHead))
+        if head.version == RECORD_VERSION and not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+            memcpy(&hi, record + sizeof(RecordHead), 8)
+            if seq >= self.next_fence:
+                self.fences.append((seq, hi))
+                self.next_fence = seq + self.every
+        if row[2] != COMPLETED or not engine.archive or not 0 < row[1] < len(engine.queue_list):
+            return False
+        if seq <= (<Queue>engine.queue_list[row[1]]).floor_seq or not _read_heads(row[3], &head, &tail):
+            return False
+        if head.flags & F_NEEDED:
+            return False
+        if seq > engine.seq:
+            engine.seq = seq
+        if hi > engine.ids.last_hi:
+            engine.ids.last_hi = hi
+        if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
+            self._link(row, &head)
+        entry = (tail.finished_ms, seq, row[1], hi,
+                 _hash_of(engine, record, &head) if head.flags & F_CUSTOM_ID else None)
+        if len(self.heap) < <Py_ssize_t>engine.done.cap:
+            heappush(self.heap, entry)
+        else:
+            self._archive(heappushpop(self.heap, entry))
+        return True
+
+    cdef _link(self, tuple row, RecordHead *head):
+        cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
+        try:
+            successor = msgpack.unpackb((<bytes>row[3])[at:], strict_map_key=True).get("successor")
+        except (ValueError, AttributeError, msgpack.UnpackException):
+            return
+        if isinstance(successor, str):
+            self.links.append((row[0], _id(PyBytes_AS_STRING(<bytes>row[3]), head), successor))
+
+    cdef _archive(self, tuple entry):
+        cdef Engine engine = self.engine
+        cdef uint64_t hi = entry[3]
+        (<Queue>engine.queue_list[entry[2]]).n_archived += 1
+        engine.n_archived += 1
+        engine.far_ms = min(engine.far_ms, <int64_t>entry[0])
+        if entry[4] is not None:
+            engine.c_note_far(entry[1], entry[4])
+        elif hi > engine.far_hi:
+            engine.far_hi = hi
+
+    def rest(self):
+        """Numbers of the rows to be restored after all others, in order."""
+        return sorted([entry[1] for entry in self.heap])
 
 
 cdef bint _has_key(object extra) except -1:
@@ -800,4 +1048,5 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
                 else:
                     engine.c_abandon(slot, now_ms)
             at = following
+    engine.c_committed()    # what was too much to be kept in memory leaves it
     return n

@@ -600,8 +600,9 @@ cdef class Session(Outlet):
             return DECLINED                 # an older client: its name is in the data
         if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
             return DECLINED
-        if spec.id_text != NULL and self.broker.engine.needed:
-            return DECLINED                 # its ties are to be judged
+        if spec.id_text != NULL and (self.broker.engine.needed
+                                     or self.broker.engine.c_may_be_far(spec.id_text, spec.id_n)):
+            return DECLINED                 # its ties are to be judged, or an earlier job with its id
         q = self.c_queue_at(p, &queue, True)
         if q is None:
             return DECLINED
@@ -734,8 +735,10 @@ cdef class Session(Outlet):
             return DECLINED
         for i in range(count):
             durable = durable or (self.specs[i].flags & F_DURABLE) != 0
-            if self.specs[i].id_text != NULL and self.broker.engine.needed:
-                return DECLINED             # its ties are to be judged
+            if self.specs[i].id_text != NULL and (
+                    self.broker.engine.needed
+                    or self.broker.engine.c_may_be_far(self.specs[i].id_text, self.specs[i].id_n)):
+                return DECLINED             # its ties are to be judged, or an earlier job with its id
         w = self.out
         slots = self.slots
         for i in range(count):

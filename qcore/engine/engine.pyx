@@ -434,8 +434,8 @@ cdef class Engine(Queries):
         """Remove jobs of one state that are ``grace_ms`` old, oldest first; their ids.
 
         A finished job is as old as its end, another one as its creation. No state means
-        every queued job. Of the completed ones only those in memory that no live job
-        depends on. O(removed).
+        every queued job. Of the completed ones those that no live job depends on, and of
+        the archived those that the host has read back. O(removed).
         """
         cdef Queue q = self.queues.get(queue)
         cdef list slots, ids = []
@@ -444,7 +444,7 @@ cdef class Engine(Queries):
             return ids
         self.c_promote(q, now_ms, PROMOTIONS)
         if state == "completed":
-            slots = self.c_ended(&q.completed, now_ms - grace_ms, limit, False)
+            slots = self.c_completed(q, now_ms - grace_ms, limit, False)
         elif state == "failed":
             slots = self.c_ended(&q.failed, now_ms - grace_ms, limit)
         elif state is None:
@@ -539,8 +539,8 @@ cdef class Engine(Queries):
                         object until_ms=None):
         """Start completed jobs over: one by id, the oldest ``count``, or all; how many.
 
-        ``until_ms``: only those completed by then. Only those in memory, and whose results
-        nobody needs.
+        ``until_ms``: only those completed by then. Only those whose results nobody needs, and
+        of the archived those that the host has read back.
         """
         cdef Queue q = self.queues.get(queue)
         cdef list slots
@@ -552,12 +552,12 @@ cdef class Engine(Queries):
             slot = self.c_known(job_id)
             if not slot or self.job_at(slot).state != COMPLETED or self.job_at(slot).queue != q.index:
                 return 0
-            slots = [] if self.job_at(slot).flags & F_EVICTED else [slot]
+            slots = [slot]
             count = -1
         else:
             # What another job's key refuses does not count, nor what others need.
-            slots = self.c_ended(&q.completed, INT64_MAX if until_ms is None else until_ms,
-                                 -1 if q.keys or self.needed else count)
+            slots = self.c_completed(q, INT64_MAX if until_ms is None else until_ms,
+                                     -1 if q.keys or self.needed else count, True)
         for slot in slots:
             if n == count:
                 break
@@ -568,6 +568,10 @@ cdef class Engine(Queries):
                 self.c_redo(slot, now_ms)
                 n += 1
         return n
+
+    def expire(self, int64_t until_ms, Py_ssize_t most):
+        """Remove completed jobs that ended by then, but for those that live jobs need. How many; at most ``most``."""
+        return self.c_expire(until_ms, most)
 
     def purge_dead(self, str queue not None):
         """Remove the dead letters of a queue; how many."""
@@ -729,7 +733,7 @@ cdef class Engine(Queries):
         cdef Key key
         cdef int64_t due
         cdef dict seen = {}
-        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_dirty = 0, n_evicted = 0
+        cdef Py_ssize_t n_jobs = 0, n_runs = 0, n_deadlines = 0, n_dirty = 0, n_leaving = 0
         cdef SkipNode *node
         cdef Group g
         for slot in range(1, self.jobs.fresh):
@@ -747,7 +751,8 @@ cdef class Engine(Queries):
             assert not job.flags & F_REWRITE or job.flags & F_DIRTY or not self.tracking
             has_run = job.state in (ACTIVE, COMPLETED, FAILED, KEPT)
             assert (job.run != 0) == has_run, f"slot {slot}: state {job.state}, run {job.run}"
-            assert (job.delayed != 0) == (job.state == DELAYED or (job.state == READY and job.flags & F_GROUPED != 0))
+            assert (job.delayed != 0) == (job.state == DELAYED or job.flags & F_EVICTED != 0
+                                          or (job.state == READY and job.flags & F_GROUPED != 0))
             if has_run:
                 n_runs += 1
                 run = self.run_at(job.run)
@@ -757,8 +762,8 @@ cdef class Engine(Queries):
                 else:
                     assert run.session == 0 and run.expires_ns == 0
             if job.flags & F_EVICTED:
-                n_evicted += 1
-                assert slot in self.evicted and job.state == COMPLETED
+                n_leaving += 1
+                assert not job.flags & F_NEEDED
             else:
                 seen.setdefault((job.queue, job.state), set()).add(slot)
         self.c_check_counts()
@@ -767,7 +772,8 @@ cdef class Engine(Queries):
         assert n_runs + (self.spare_run != 0) == self.runs.n_used
         assert n_deadlines == self.deadlines.n
         self.c_check_losses()
-        assert n_evicted == len(self.evicted)
+        assert n_leaving == self.n_leaving
+        self.c_check_archive()
         assert n_dirty == sum(1 for i in range(self.n_dirty) if self.dirty[i])
         self.c_check_keys()
         self.c_check_schedules()

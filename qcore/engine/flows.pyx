@@ -21,8 +21,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_EVICTED, F_LINKED, F_NEEDED, F_REMOVE_ON_FAIL, FAILED, KEPT, PARKED,
-    READY, STAGED, Job,
+    ACTIVE, COMPLETED, DELAYED, F_EVICTED, F_LINKED, F_NEEDED, F_REMOVE_ON_FAIL, F_WAS_NEEDED, FAILED, KEPT,
+    PARKED, READY, STAGED, Job,
 )
 from qcore.engine.losses cimport Losses
 from qcore.engine.queue cimport Queue
@@ -76,13 +76,15 @@ cdef class Flows(Losses):
             return 0
         self.needed[job_id] = {slot}
         self.c_number_of(job_id, &hi, &lo)
-        self.done.c_pin(hi, lo)
         other = self.c_slot(job_id)
         if other:
             job = self.job_at(other)
+            if job.flags & F_EVICTED:
+                self.c_readmit(other, job)
             job.flags |= F_NEEDED
             if job.state == COMPLETED or job.state == KEPT:
                 self.c_mark(other, job)     # so that it is not evicted when it is read back
+        self.done.c_pin(hi, lo)
         return 0
 
     cdef int c_unneed(self, str job_id) except -1:
@@ -95,12 +97,13 @@ cdef class Flows(Losses):
         evicted.value = 0
         if not self.done.c_get(hi, lo, &entry):
             if slot:
-                self.job_at(slot).flags &= ~<uint32_t>F_NEEDED
+                job = self.job_at(slot)
+                job.flags = (job.flags & ~<uint32_t>F_NEEDED) | F_WAS_NEEDED
             return 0
         self.done.c_unpin(hi, lo, True, &evicted)
         if slot:
             job = self.job_at(slot)
-            job.flags &= ~<uint32_t>F_NEEDED
+            job.flags = (job.flags & ~<uint32_t>F_NEEDED) | F_WAS_NEEDED
             if job.state == KEPT:
                 self.done.c_add(hi, lo, job.queue, 0, &entry)
                 self.c_note_gone(job, job.queue)
@@ -138,7 +141,7 @@ cdef class Flows(Losses):
             job = self.job_at(slot)
             if job.state != COMPLETED and job.state != KEPT:
                 return OPEN
-            return EVIDENCED if job.flags & F_EVICTED else DONE
+            return DONE
         self.c_number_of(job_id, &hi, &lo)
         return EVIDENCED if self.done.c_contains(hi, lo) else OPEN
 
@@ -738,6 +741,15 @@ cdef class Flows(Losses):
             else:
                 out["failed" if self.job_at(other).state == FAILED else "unprocessed"].append(name)
         return out
+
+    def tied_to(self, str job_id not None):
+        """Ids of what a job depends on, and of its children."""
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef dict extra
+        if not slot or self.job_at(slot).extra == NULL:
+            return []
+        extra = <dict>self.job_at(slot).extra
+        return [*(extra.get("dependsOn") or ()), *(extra.get("childrenIds") or ())]
 
     def child_failures(self, str job_id not None, str policy not None):
         """What a parent recorded of failed children with that policy: "queue:id" -> error."""

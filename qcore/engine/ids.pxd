@@ -13,5 +13,9 @@ cdef class IdSource:
     cdef void c_next_id(self, int64_t now_ms, uint64_t *hi, uint64_t *lo) noexcept nogil
     cdef void c_next_token(self, int64_t now_ms, uint64_t *hi, uint64_t *lo) noexcept nogil
 
+cdef inline bint is_own(uint64_t hi) noexcept nogil:
+    """Whether an id with this upper half has the form of those that :class:`IdSource` makes."""
+    return (hi & 0xF000) == 0x7000
+
 cdef void uuid_text(uint64_t hi, uint64_t lo, char *out) noexcept nogil
 cdef bint uuid_parse(const char *text, Py_ssize_t n, uint64_t *hi, uint64_t *lo) noexcept nogil

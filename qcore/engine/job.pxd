@@ -37,9 +37,11 @@ cdef enum JobFlag:
     F_STORED = 1 << 16      # a row exists, or is in a cut on its way
     F_DIRTY = 1 << 17       # listed in the engine's dirty vector
     F_WATCHED = 1 << 19     # somebody waits for the outcome
-    F_EVICTED = 1 << 18     # completed, in no list any more: only waits for the next cut
+    F_EVICTED = 1 << 18     # completed, in no list any more: leaves memory once its row is committed
     F_REWRITE = 1 << 20     # the data changed: the next row replaces the stored one whole
     F_LOGGED = 1 << 22      # has written down lines, or had
+    F_WAS_NEEDED = 1 << 23  # its row may say F_NEEDED, which it is no more
+    F_GUEST = 1 << 24       # F_EVICTED, and read back from the store for one command
     # More than the plain life: one test on the hot path
     F_RARE = 1024 + 512 + 256 + 128 + 2048 + 8192 + (1 << 22)
 
@@ -69,7 +71,7 @@ cdef struct Job:                # 104 bytes
     uint32_t backoff_ms
     uint32_t flags
     uint32_t run                # slot in the Run slab: active and finished jobs
-    uint32_t delayed            # handle in the queue's delayed heap while DELAYED
+    uint32_t delayed            # handle in the queue's delayed heap while DELAYED; while F_EVICTED, its place
     uint32_t dirty_at           # place in the dirty vector while F_DIRTY
     uint16_t stalls
     uint8_t state

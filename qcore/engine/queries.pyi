@@ -26,6 +26,16 @@ class Queries(Schedules):
         limit: int = 100,
         asc: bool = True,
     ) -> list[str]: ...
+    def listed(
+        self,
+        queue: str,
+        now_ms: int,
+        *,
+        states: object = None,
+        limit: int = 100,
+        asc: bool = True,
+    ) -> list[tuple[int, str]]: ...
+    def leaving_memory(self, queue: str) -> list[tuple[int, int, int, str]]: ...
     def counts_by_priority(self, queue: str) -> dict[float, int]: ...
     def dead_letters(self, queue: str) -> list[tuple[str, int, dict[str, Any]]]: ...
     def metrics(

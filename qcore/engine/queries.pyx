@@ -262,6 +262,23 @@ cdef class Queries(Schedules):
             found.sort()
         return [slot for _, _, slot in (found if limit < 0 else found[:limit])]
 
+    cdef list c_completed(self, Queue q, int64_t until_ms, Py_ssize_t limit, bint needed):
+        """The same of the completed jobs, with the archived ones whose records are in memory."""
+        cdef list found = self.c_ended(&q.completed, until_ms, limit, needed), far = []
+        cdef uint32_t i, slot
+        cdef int64_t ended
+        for i in range(self.n_leaving):
+            slot = self.leaving[i]
+            ended = self.run_at(self.job_at(slot).run).finished_ms
+            if self.job_at(slot).queue == q.index and ended <= until_ms:
+                far.append((ended, self.job_at(slot).seq, slot))
+        if not far:
+            return found
+        for slot in found:
+            far.append((self.run_at(self.job_at(slot).run).finished_ms, self.job_at(slot).seq, slot))
+        far.sort()
+        return [slot for _, _, slot in (far if limit < 0 else far[:limit])]
+
     cdef list c_created(self, Queue q, object states, int64_t until_ms, Py_ssize_t limit):
         """Slots of the jobs in these states that were created by then, oldest first; at most ``limit``."""
         cdef list kinds = self.c_kinds(q, states), found = []
@@ -330,6 +347,29 @@ cdef class Queries(Schedules):
         if q is None:
             return []
         return [self.c_id(self.job_at(slot)) for slot in self.c_select(q, states, offset, limit, asc, now_ms)]
+
+    def listed(self, str queue not None, int64_t now_ms, *, object states=None, Py_ssize_t limit=100, bint asc=True):
+        """(creation in ms, id) of the first jobs in these states, archived ones aside; see :meth:`c_select`."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t slot
+        if q is None:
+            return []
+        return [(self.job_at(slot).created_ms, self.c_id(self.job_at(slot)))
+                for slot in self.c_select(q, states, 0, limit, asc, now_ms)]
+
+    def leaving_memory(self, str queue not None):
+        """(end in ms, creation in ms, number of the row, id) of the archived jobs of a queue that are in memory."""
+        cdef Queue q = self.queues.get(queue)
+        cdef uint32_t i
+        cdef Job *job
+        cdef list found = []
+        if q is None:
+            return found
+        for i in range(self.n_leaving):
+            job = self.job_at(self.leaving[i])
+            if job.queue == q.index:
+                found.append((self.run_at(job.run).finished_ms, job.created_ms, job.seq, self.c_id(job)))
+        return found
 
     def counts_by_priority(self, str queue not None):
         """Queued jobs, ready and delayed, by priority. O(priorities), O(n) with more than 1,024 of them."""
@@ -425,7 +465,8 @@ cdef class Queries(Schedules):
             "checks": self.checks.n,
             "dead letter ends": self.expiries.n,
             "lives": self.lives.n,
-            "evicted": len(self.evicted),
+            "evicted": self.n_leaving,
+            "custom ids in the archive": self.far_ids.n,
             "needed": len(self.needed),
             "edges": len(self.edges),
             "children": len(self.children),

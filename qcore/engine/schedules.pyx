@@ -432,12 +432,15 @@ cdef class Schedules(Flows):
         if changed or made.pack() != packed:
             self.c_plan(made)
 
-    def restore_chains(self):
-        """Find the occurrences of schedules and the links of chains again, after the jobs. O(n)."""
+    def restore_chains(self, list archived=None):
+        """Find the occurrences of schedules and the links of chains again, after the jobs. O(n).
+
+        ``archived``: the links of archived jobs, as (seq, id, id of the successor).
+        """
         cdef uint32_t slot
         cdef Job *job
         cdef dict extra
-        cdef list links = []
+        cdef list links = [] if archived is None else list(archived)
         cdef dict newest = {}
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)

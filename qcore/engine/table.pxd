@@ -94,7 +94,19 @@ cdef class Table:
     cdef uint32_t *sessions     # session -> head of its deliveries
     cdef uint32_t cap_sessions
     cdef uint32_t spare_run     # a Run record in reserve
-    cdef set evicted            # completed jobs out of memory as soon as the next cut has them
+    # the archive: completed jobs that only the store has
+    cdef uint32_t *leaving      # slots of F_EVICTED jobs: they go once their rows are committed
+    cdef uint32_t n_leaving, cap_leaving
+    cdef list guests            # (slot, seq) of those read back for the present command
+    cdef IdTable far_ids        # hash of a custom id -> place in far_seqs
+    cdef Slab far_seqs          # int64_t each
+    cdef readonly int64_t n_archived    # of all queues
+    cdef uint64_t far_hi        # no id of ours in the archive is above this
+    cdef int64_t far_ms         # no job that left since this was last set ended before
+    cdef list flying            # lists of the rows deleted by cuts that are not committed
+    cdef set going              # these and the first n_going of ``deleted``; None: to be gathered again
+    cdef Py_ssize_t n_going
+    cdef public int holds       # while not 0, nothing leaves memory
 
     @cython.final
     cdef inline Job *job_at(self, uint32_t slot) noexcept:
@@ -152,6 +164,14 @@ cdef class Table:
     cdef int c_mark(self, uint32_t slot, Job *job) except -1
     cdef int c_reserve(self) except -1
     cdef int c_drop_evicted(self, uint32_t slot) except -1
+    cdef int c_leave_memory(self, uint32_t slot, Job *job) except -1
+    cdef void c_stay(self, uint32_t slot, Job *job) noexcept
+    cdef int c_unarchive(self, uint32_t slot, Job *job) except -1
+    cdef int c_committed(self) except -1
+    cdef int c_note_far(self, int64_t seq, uint64_t hashed) except -1
+    cdef void c_forget_far(self, int64_t seq, uint64_t hashed) noexcept
+    cdef bint c_may_be_far(self, const char *text, Py_ssize_t n) noexcept
+    cdef bint c_is_going(self, int64_t seq) except -1
     cdef int c_free_job(self, uint32_t slot, Job *job) except -1
     cdef dict c_extra(self, Job *job)
     cdef void c_wake(self, Queue q)
@@ -168,6 +188,7 @@ cdef class Table:
     cdef int c_restore_counts(self, Queue q, bytes packed) except -1
     cdef int c_restore_minute(self, object key, object packed) except -1
     cdef c_check_counts(self)
+    cdef c_check_archive(self)
     cdef int c_note_gone(self, Job *job, uint32_t queue) except -1
     cdef int c_note_evidence(self, str text, uint64_t hi, uint64_t lo, uint32_t queue, int kept) except -1
     cdef int c_end_evidence(self, Queue q) except -1

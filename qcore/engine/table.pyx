@@ -8,13 +8,13 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from qcore.engine.ids cimport IdSource, uuid_parse, uuid_text
+from qcore.engine.ids cimport IdSource, is_own, uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID, F_WATCHED, FAILED, KEPT, PARKED,
-    READY, Blob, Job, Run, blob_bytes, blob_free,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GUEST, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID,
+    F_WAS_NEEDED, F_WATCHED, FAILED, KEPT, PARKED, READY, Blob, Job, Run, blob_bytes, blob_free,
 )
 from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
 from qcore.engine.meter cimport MINUTE_MS, Meter
@@ -23,7 +23,7 @@ from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.idtable cimport IdTable
 from qcore.structs.siphash cimport siphash13
 from qcore.structs.skiplist cimport Key
-from qcore.structs.slab cimport slab_dealloc, slab_free, slab_init
+from qcore.structs.slab cimport slab_alloc, slab_at, slab_dealloc, slab_free, slab_init
 from qcore.structs.tokens cimport CompletionTokens
 
 from collections import deque
@@ -152,7 +152,12 @@ cdef class Table:
         self.woken = []
         self.events = []
         self.settled = []
-        self.evicted = set()
+        self.guests = []
+        self.flying = []
+        self.going = None
+        self.far_ids = IdTable()
+        slab_init(&self.far_seqs, sizeof(int64_t))
+        self.far_ms = INT64_MAX
         self.final_tokens = {}
         self.final_order = deque()
         self.c_name("default")
@@ -175,6 +180,8 @@ cdef class Table:
         slab_dealloc(&self.jobs)
         slab_dealloc(&self.runs)
         PyMem_Free(self.dirty)
+        slab_dealloc(&self.far_seqs)
+        PyMem_Free(self.leaving)
         PyMem_Free(self.sessions)
         PyMem_Free(self.marks)
 
@@ -374,10 +381,208 @@ cdef class Table:
             Py_DECREF(<object>extra)
         return 0
 
+    # --- the archive -----------------------------------------------------------------
+    #
+    # A completed job beyond the bound is *archived*: counted, but in no list, and its record
+    # leaves memory once the cut with its last change is committed (F_EVICTED until then). Its
+    # host reads its row back for a command that needs it; then it is a guest, F_EVICTED again.
+    # Rows are found by the order of their ids; of custom ids, which have none, memory keeps
+    # where they are.
+
+    cdef int c_leave_memory(self, uint32_t slot, Job *job) except -1:
+        """List an archived job among those whose records go. Its queue counts it already."""
+        cdef uint32_t cap
+        cdef uint32_t *leaving
+        if self.n_leaving == self.cap_leaving:
+            cap = self.cap_leaving * 2 if self.cap_leaving else 256
+            leaving = <uint32_t *>PyMem_Realloc(self.leaving, cap * sizeof(uint32_t))
+            if leaving == NULL:
+                raise MemoryError
+            self.leaving = leaving
+            self.cap_leaving = cap
+        self.leaving[self.n_leaving] = slot
+        self.n_leaving += 1
+        job.delayed = self.n_leaving
+        job.flags |= F_EVICTED
+        return 0
+
+    cdef void c_stay(self, uint32_t slot, Job *job) noexcept:
+        """The record of an archived job is not in the list of :meth:`c_leave_memory` any more."""
+        cdef uint32_t other
+        self.n_leaving -= 1
+        other = self.leaving[self.n_leaving]
+        self.leaving[job.delayed - 1] = other
+        self.job_at(other).delayed = job.delayed
+        job.delayed = 0
+        job.flags &= ~<uint32_t>F_EVICTED
+
+    cdef int c_unarchive(self, uint32_t slot, Job *job) except -1:
+        """An archived job is not one any more: it goes for good, or belongs to memory again."""
+        cdef Queue q = self.c_queue_of(job)
+        if job.flags & F_GUEST and job.flags & F_CUSTOM_ID:
+            self.c_forget_far(job.seq, self.c_hash_of(job))
+        self.c_stay(slot, job)
+        job.flags &= ~<uint32_t>F_GUEST
+        q.n_archived -= 1
+        self.n_archived -= 1
+        return 0
+
     cdef int c_drop_evicted(self, uint32_t slot) except -1:
+        """Free the record of an archived job; its row is committed."""
         cdef Job *job = self.job_at(slot)
-        self.index.c_del(self.c_hash_of(job), slot)
+        cdef uint64_t hashed = self.c_hash_of(job)
+        if job.flags & F_CUSTOM_ID:
+            if not job.flags & F_GUEST:
+                self.c_note_far(job.seq, hashed)
+        elif job.id_hi > self.far_hi:
+            self.far_hi = job.id_hi
+        self.c_stay(slot, job)
+        self.index.c_del(hashed, slot)
         return self.c_free_job(slot, job)
+
+    cdef int c_committed(self) except -1:
+        """Every cut that was taken is committed: archived jobs without later changes leave memory."""
+        cdef uint32_t i, slot
+        if self.flying:
+            self.flying = []
+            self.going = None
+        if self.holds:
+            return 0
+        i = self.n_leaving
+        while i:
+            i -= 1
+            slot = self.leaving[i]
+            if not self.job_at(slot).flags & F_DIRTY:
+                self.c_drop_evicted(slot)       # the last one takes its place, and was looked at
+        return 0
+
+    cdef int c_note_far(self, int64_t seq, uint64_t hashed) except -1:
+        """The row with this number belongs to an archived job with a custom id."""
+        cdef uint32_t place = slab_alloc(&self.far_seqs)
+        (<int64_t *>slab_at(&self.far_seqs, place))[0] = seq
+        return self.far_ids.c_put(hashed, place)
+
+    cdef void c_forget_far(self, int64_t seq, uint64_t hashed) noexcept:
+        cdef Py_ssize_t cursor
+        cdef uint32_t place = self.far_ids.c_find(hashed, &cursor)
+        while place:
+            if (<int64_t *>slab_at(&self.far_seqs, place))[0] == seq:
+                self.far_ids.c_del(hashed, place)
+                slab_free(&self.far_seqs, place)
+                return
+            place = self.far_ids.c_next(hashed, &cursor)
+
+    cdef bint c_may_be_far(self, const char *text, Py_ssize_t n) noexcept:
+        """Whether an archived job without a record in memory may have this id; False: surely none."""
+        cdef uint64_t ids[2]
+        cdef Py_ssize_t cursor
+        if not self.n_archived or self.c_find(text, n):
+            return False
+        if uuid_parse(text, n, &ids[0], &ids[1]):
+            return (is_own(ids[0]) and ids[0] <= self.far_hi) or self.far_ids.c_find(self.c_hash(ids, 16), &cursor) != 0
+        return self.far_ids.c_find(self.c_hash(text, n), &cursor) != 0
+
+    cdef bint c_is_going(self, int64_t seq) except -1:
+        """Whether the row with this number is deleted, but may be in the store still.
+
+        O(1) but for what was deleted since the last question.
+        """
+        if self.going is None:
+            self.going = set().union(*self.flying)
+            self.n_going = 0
+        if self.n_going < len(self.deleted):
+            self.going.update(self.deleted[self.n_going:])
+            self.n_going = len(self.deleted)
+        return seq in self.going
+
+    @property
+    def far_end(self):
+        """The upper half of the greatest id of ours in the archive."""
+        return self.far_hi
+
+    @property
+    def last_id(self):
+        """(upper half of the newest id of ours, newest number of a job)."""
+        return self.ids.last_hi, self.seq
+
+    def may_be_far(self, str job_id not None):
+        """See :meth:`c_may_be_far`."""
+        cdef Py_ssize_t n
+        cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
+        return self.c_may_be_far(text, n)
+
+    def far_places(self, str job_id not None):
+        """Numbers of the rows of which one may belong to the archived job with this custom id."""
+        cdef Py_ssize_t n, cursor
+        cdef uint64_t ids[2]
+        cdef uint64_t hashed
+        cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
+        cdef uint32_t place
+        cdef list found = []
+        hashed = self.c_hash(ids, 16) if uuid_parse(text, n, &ids[0], &ids[1]) else self.c_hash(text, n)
+        place = self.far_ids.c_find(hashed, &cursor)
+        while place:
+            found.append((<int64_t *>slab_at(&self.far_seqs, place))[0])
+            place = self.far_ids.c_next(hashed, &cursor)
+        return found
+
+    def own_id(self, str job_id not None):
+        """The upper half of an id in the form of ours, by which these are in order; None for others."""
+        cdef uint64_t hi, lo
+        cdef Py_ssize_t n
+        cdef const char *text = PyUnicode_AsUTF8AndSize(job_id, &n)
+        return hi if uuid_parse(text, n, &hi, &lo) and is_own(hi) else None
+
+    def release_guests(self):
+        """Let go of the archived jobs that were read back; one that was changed stays until that is committed."""
+        cdef uint32_t slot
+        cdef int64_t seq
+        cdef Job *job
+        cdef list guests = self.guests
+        if not guests:
+            return
+        self.guests = []
+        for slot, seq in guests:
+            job = self.job_at(slot)
+            if job.state == COMPLETED and job.seq == seq and job.flags & F_EVICTED and not job.flags & F_DIRTY:
+                self.c_drop_evicted(slot)
+
+    def committed(self):
+        """See :meth:`c_committed`."""
+        self.c_committed()
+
+    def note_ends(self):
+        """From now on :meth:`earliest_end` knows of the jobs that leave memory from now on only."""
+        self.far_ms = INT64_MAX
+
+    def earliest_end(self):
+        """The earliest end, in ms, of the completed jobs in memory and of those that left it; None without any.
+
+        O(queues); O(n) of a queue in which the wall clock was set back.
+        """
+        cdef Queue q
+        cdef uint32_t at
+        cdef int64_t earliest = self.far_ms
+        for q in self.queue_list[1:]:
+            at = q.completed.head
+            while at:
+                earliest = min(earliest, self.run_at(at).finished_ms)
+                at = self.run_at(at).next if q.completed.backwards else 0
+        return None if earliest == INT64_MAX else earliest
+
+    cdef c_check_archive(self):
+        cdef uint32_t i
+        cdef Job *job
+        cdef int64_t n = 0
+        assert not self.guests
+        for i in range(self.n_leaving):
+            job = self.job_at(self.leaving[i])
+            assert job.state == COMPLETED and job.flags & F_EVICTED and job.delayed == i + 1
+        for q in self.queue_list[1:]:
+            assert (<Queue>q).n_archived >= 0
+            n += (<Queue>q).n_archived
+        assert n == self.n_archived and self.far_ids.n == self.far_seqs.n_used
+        self.far_ids._check()
 
     cdef void c_list_append(self, RunList *list_, uint32_t at, Run *run) noexcept:
         run.prev = list_.tail
@@ -643,12 +848,12 @@ cdef class Table:
             slot = self.dirty[i]
             if slot:
                 job = self.job_at(slot)
-                job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE)) | F_STORED
+                job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE | F_WAS_NEEDED)) | F_STORED
         self.n_dirty = 0
-        for slot in self.evicted:
-            self.c_drop_evicted(slot)
-        self.evicted.clear()
-        self.deleted = []
+        if self.deleted:
+            self.flying.append(self.deleted)
+            self.going = None
+        self.deleted = []       # also an empty one belongs to the cut now
         self.new_names = []
         for q in self.dirty_queues:
             (<Queue>q).dirty = False

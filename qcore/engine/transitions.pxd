@@ -78,6 +78,8 @@ cdef class Transitions(Capacity):
     cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1
     cdef int c_forget(self, uint32_t slot) except -1
     cdef int c_evict(self, uint32_t slot) except -1
+    cdef int c_readmit(self, uint32_t slot, Job *job) except -1
+    cdef Py_ssize_t c_expire(self, int64_t until_ms, Py_ssize_t most) except -1
     cdef int c_forget_done(self, uint32_t slot, Job *job, Queue q) except -1
     cdef int c_postpone(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1
     cdef int c_retime(self, uint32_t slot, int64_t run_ms, int64_t now_ms) except -1

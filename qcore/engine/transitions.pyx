@@ -14,8 +14,8 @@ from libc.string cimport memset
 from qcore.engine.capacity cimport Capacity
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED,
-    F_LOGGED, F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_LOGGED,
+    F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, F_WAS_NEEDED,
     F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
@@ -880,8 +880,7 @@ cdef class Transitions(Capacity):
         elif job.state == ACTIVE:
             self.c_leave_active(q, slot, job, self.run_at(job.run))
         elif job.flags & F_EVICTED:
-            self.evicted.discard(slot)
-            q.n_archived -= 1
+            self.c_unarchive(slot, job)
         elif job.state == COMPLETED:
             self.c_list_remove(&q.completed, self.run_at(job.run))
             if job.flags & F_NEEDED:
@@ -911,19 +910,54 @@ cdef class Transitions(Capacity):
             self.done.c_delete(job.id_hi, job.id_lo)
 
     cdef int c_evict(self, uint32_t slot) except -1:
-        """Drop the oldest completed job from memory. With a store its row stays."""
+        """The oldest completed job leaves memory. With a store it is archived: its row stays."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         self.c_list_remove(&q.completed, self.run_at(job.run))
         if not self.archive:
             return self.c_forget_done(slot, job, q)
         q.n_archived += 1
-        job.flags |= F_EVICTED
-        if job.flags & F_DIRTY:
-            # The next cut still has to encode it; c_taken frees it then.
-            self.evicted.add(slot)
-            return 0
-        return self.c_drop_evicted(slot)
+        self.n_archived += 1
+        if self.run_at(job.run).finished_ms < self.far_ms:
+            self.far_ms = self.run_at(job.run).finished_ms
+        if job.flags & F_WAS_NEEDED:
+            self.c_mark(slot, job)      # else its row would bring it back to memory with each restart
+        return self.c_leave_memory(slot, job)
+
+    cdef int c_readmit(self, uint32_t slot, Job *job) except -1:
+        """An archived job belongs to memory again, as the one that was completed last."""
+        cdef Queue q = self.c_queue_of(job)
+        cdef TokenEntry evicted
+        cdef uint64_t hi = job.id_hi, lo = job.id_lo
+        if job.flags & F_TEXT_ID:
+            hi = lo
+            lo = ~lo
+        self.c_unarchive(slot, job)
+        self.c_list_append(&q.completed, job.run, self.run_at(job.run))
+        if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
+            self.c_evict(evicted.value)
+        return 0
+
+    cdef Py_ssize_t c_expire(self, int64_t until_ms, Py_ssize_t most) except -1:
+        """Remove completed jobs that ended by then and that no live job needs; at most ``most``. How many."""
+        cdef Queue q
+        cdef Py_ssize_t n = 0, skips
+        cdef uint32_t at
+        cdef Run *run
+        for q in self.queue_list[1:]:
+            at = q.completed.head
+            skips = 0
+            while at and n < most and skips < SKIPS:
+                run = self.run_at(at)
+                if run.finished_ms > until_ms and not q.completed.backwards:
+                    break
+                at = run.next
+                if run.finished_ms > until_ms or self.job_at(run.job).flags & F_NEEDED:
+                    skips += 1
+                    continue
+                self.c_forget(run.job)
+                n += 1
+        return n
 
     # --- time ------------------------------------------------------------------------
 
@@ -1121,8 +1155,11 @@ cdef class Transitions(Capacity):
                      {"state": "waiting", "timestamp": now_ms}][:max(0, limits.MAX_TIMELINE_ENTRIES - len(timeline))]
         for key in ("progress", "progressMessage", "autoRetry", "losses"):
             extra.pop(key, None)
-        self.c_list_remove(&q.completed, run)
-        self.c_forget_evidence(job)
+        if job.flags & F_EVICTED:
+            self.c_unarchive(slot, job)
+        else:
+            self.c_list_remove(&q.completed, run)
+            self.c_forget_evidence(job)
         blob_free(run.result)
         slab_free(&self.runs, job.run)
         job.run = 0
@@ -1225,7 +1262,7 @@ cdef class Transitions(Capacity):
         queue's floor, and they are dropped when the store is next read. Jobs whose durable
         add is still to be committed come after the removal, and stay.
         """
-        cdef uint32_t slot
+        cdef uint32_t slot, at
         cdef Job *job
         self.c_drain(q)
         self.c_purge(q, 0)
@@ -1236,10 +1273,14 @@ cdef class Transitions(Capacity):
         for slot in list(q.parked):
             if slot in q.parked:
                 self.c_forget(slot)
-        for slot in list(self.evicted):
-            if self.job_at(slot).queue == q.index:
-                self.c_forget(slot)
+        at = 0
+        while at < self.n_leaving:
+            if self.job_at(self.leaving[at]).queue == q.index:
+                self.c_forget(self.leaving[at])     # another takes its place
+            else:
+                at += 1
         if q.n_archived:
+            self.n_archived -= q.n_archived
             q.n_archived = 0
             q.floor_seq = self.seq
             if q.n_staged:

@@ -107,6 +107,7 @@ class World:
             seed=u.to_bytes(16, "big"),
             store=self.disk.open(),
             flush_ms=config.flush_ms,
+            completed_retention_ms=None,  # the model knows no end by age
         )
         # The mark of an open file went in as a cut of its own.
         self._cuts.append(replace(self._cuts[-1], open=True))
@@ -184,6 +185,7 @@ class World:
                 clock=self.clock,
                 seed=(u + attempt).to_bytes(16, "big"),
                 store=disk.open(),
+                completed_retention_ms=None,
             )
             engine = broker.engine
             engine._check()

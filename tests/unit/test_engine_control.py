@@ -471,14 +471,18 @@ def test_rows_that_only_the_store_had_go_with_their_queue() -> None:
     assert len(list(store.load().jobs)) == 4
 
 
-def test_a_completed_job_that_is_only_on_its_way_out_is_not_started_over() -> None:
+def test_a_completed_job_on_its_way_out_of_memory_is_one_like_the_others() -> None:
     engine = Engine(SEED, tracking=True, archive=True, max_completed=1)
-    for job_id in "ab":
+    for job_id in "abc":
         engine.push("q", None, NOW, job_id=job_id)
         engine.pull("q", NOW, 0)
         engine.ack(job_id, NOW)
-    assert engine.retry_completed("q", NOW, job_id="a") == 0
+    assert engine.queue("q").n_archived == 2
     engine.add_log("a", "still known", "info", NOW)
+    assert engine.retry_completed("q", NOW, job_id="a") == 1
+    assert engine.queue("q").n_archived == 1
+    assert engine.state("a") == "waiting"
+    engine._check()
     engine.obliterate("q")
     engine._check()
     assert len(engine) == 0

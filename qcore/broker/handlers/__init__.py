@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qcore.broker.handlers import (
     adding,
+    archived,
     capacity,
     connection,
     deadletters,
@@ -91,10 +92,11 @@ def handle(session: Session, frame: bytes) -> int:
         fields = commands.check(command, request)
     except CommandError as error:
         return session.reply(_early(error.message, request))
-    answer = Answer(session, request)
-    if command.level == "committed":
-        answer.held = session.broker.holds(_named(fields))
+    answer = Answer(session, request, command)
     try:
+        archived.bring(answer, cmd, fields)
+        if command.level == "committed":
+            answer.held = session.broker.holds(_named(fields))
         reply = handler(answer, fields)
     except QError as error:
         reply = {"ok": False, "error": str(error)}
@@ -104,10 +106,12 @@ def handle(session: Session, frame: bytes) -> int:
         logger.exception("%s failed", cmd)
         reply = {"ok": False, "error": "Internal server error"}
         answer.held = False
+    finally:
+        session.broker.engine.release_guests()
     if reply is None:
         return 0
     reply.setdefault("ok", True)
-    return answer.send(reply, command)
+    return answer.send(reply)
 
 
 def _named(fields: Fields) -> list[str]:

@@ -21,19 +21,21 @@ EXTENSIONS = {"int64": 1, "typed": 2, "outcomes": 4, "codes": 8}
 class Answer:
     """The reply to one request in the making."""
 
-    __slots__ = ("add", "held", "request", "session")
+    __slots__ = ("add", "command", "held", "request", "session")
 
-    def __init__(self, session: Session, request: dict[str, object]) -> None:
+    def __init__(self, session: Session, request: dict[str, object], command: Command) -> None:
         self.session = session
         self.request = request
+        self.command = command
         self.held = False
         self.add = False
 
-    def send(self, reply: Reply, command: Command) -> int:
+    def send(self, reply: Reply) -> int:
         ordered: Reply = {"ok": reply.pop("ok"), **reply}
         if "reqId" in self.request:
             ordered["reqId"] = self.request["reqId"]
-        return self.session.reply(ordered, held=self.held, add=self.add, change=command.level == "committed")
+        change = self.command.level == "committed"
+        return self.session.reply(ordered, held=self.held, add=self.add, change=change)
 
 
 Handler = Callable[[Answer, Fields], Reply | None]

@@ -9,6 +9,7 @@ from qcore.engine.queue import STALL_DEFAULTS
 
 if TYPE_CHECKING:
     pass
+from qcore.broker.handlers import archived
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply, at_most
 
 MAX_PAGE = 2**31  # of a listing: more jobs than there can be
@@ -20,16 +21,28 @@ def _promote_jobs(answer: Answer, fields: Fields) -> Reply:
     return {"count": broker.engine.promote_jobs(fields["queue"], broker.wall_ms, count=count)}
 
 
-def _retry_completed(answer: Answer, fields: Fields) -> Reply:
-    broker = answer.session.broker
-    n = broker.engine.retry_completed(
-        fields["queue"],
-        broker.wall_ms,
-        job_id=fields.get("id"),
-        count=at_most(fields.get("count")),
-        until_ms=fields.get("timestamp"),
-    )
-    return {"count": n}
+def _retry_completed(answer: Answer, fields: Fields) -> Reply | None:
+    engine = answer.session.broker.engine
+    queue, now_ms, until_ms = fields["queue"], answer.session.broker.wall_ms, fields.get("timestamp")
+    count = at_most(fields.get("count"))
+    if "id" in fields or not archived.has_archived(answer, queue):
+        n = engine.retry_completed(queue, now_ms, job_id=fields.get("id"), count=count, until_ms=until_ms)
+        return {"count": n}
+    # What is started over may be completed again before the last one is: that end is none of these.
+    until_ms = now_ms if until_ms is None else min(until_ms, now_ms)
+    total = 0
+
+    def some(most: int) -> int:
+        nonlocal total
+        n = engine.retry_completed(queue, now_ms, count=most, until_ms=until_ms)
+        total += n
+        return n
+
+    def work() -> archived.Work:
+        yield from archived.on_oldest(answer, queue, until_ms, count, some)
+        return {"count": total}
+
+    return archived.in_turns(answer, work())
 
 
 def _set_stall_config(answer: Answer, fields: Fields) -> Reply:
@@ -64,34 +77,48 @@ def _drain(answer: Answer, fields: Fields) -> Reply:
     return {"count": answer.session.broker.engine.drain(fields["queue"])}
 
 
-def _clean(answer: Answer, fields: Fields) -> Reply:
-    broker = answer.session.broker
-    ids = broker.engine.clean(
+def _clean(answer: Answer, fields: Fields) -> Reply | None:
+    engine = answer.session.broker.engine
+    queue, state, grace_ms, limit = (
         fields["queue"],
-        broker.wall_ms,
-        grace_ms=fields["grace"],
-        state=fields.get("state"),
-        limit=at_most(fields["limit"]),
+        fields.get("state"),
+        fields["grace"],
+        at_most(fields["limit"]),
     )
+    now_ms = answer.session.broker.wall_ms
+    ids: list[str] = []
+
+    def some(most: int) -> int:
+        cleaned = engine.clean(queue, now_ms, grace_ms=grace_ms, state=state, limit=most)
+        ids.extend(cleaned)
+        return len(cleaned)
+
+    def work() -> archived.Work:
+        yield from archived.on_oldest(answer, queue, now_ms - grace_ms, limit, some)
+        return {"count": len(ids), "ids": ids}
+
+    if state == "completed" and limit > 0 and archived.has_archived(answer, queue):
+        return archived.in_turns(answer, work())
+    some(limit)
     return {"count": len(ids), "ids": ids}
 
 
 def _obliterate(answer: Answer, fields: Fields) -> Reply:
-    answer.session.broker.engine.obliterate(fields["queue"])
+    broker = answer.session.broker
+    far = archived.has_archived(answer, fields["queue"])
+    broker.engine.obliterate(fields["queue"])
+    if far:
+        broker.archive.sweep_soon()
     return {}
 
 
-def _get_jobs(answer: Answer, fields: Fields) -> Reply:
+def _get_jobs(answer: Answer, fields: Fields) -> Reply | None:
     session = answer.session
-    jobs = session.broker.jobs_packed(
-        session,
-        fields["queue"],
-        fields.get("state"),
-        min(fields["offset"], MAX_PAGE),
-        min(fields["limit"], MAX_PAGE),
-        fields["asc"],
-    )
-    return {"jobs": jobs}
+    queue, states, asc = fields["queue"], fields.get("state"), fields["asc"]
+    offset, limit = min(fields["offset"], MAX_PAGE), min(fields["limit"], MAX_PAGE)
+    if limit > 0 and (states is None or "completed" in states) and archived.has_archived(answer, queue):
+        return archived.in_turns(answer, archived.page_of_all(answer, queue, states, offset, limit, asc))
+    return {"jobs": session.broker.jobs_packed(session, queue, states, offset, limit, asc)}
 
 
 def _get_counts_per_priority(answer: Answer, fields: Fields) -> Reply:
