@@ -6,6 +6,7 @@ from qclient.delivery import JobContext, current_job
 from qclient.job import Job
 from qclient.local import shutdown_engine
 from qclient.queue import DeadJob, JobSpec, Queue
+from qclient.tls import TLS
 from qclient.values import Backoff, Counts, JobState, Keep
 from qclient.worker import Worker, WorkerStats
 from qcore.errors import (
@@ -41,6 +42,7 @@ from qcore.errors import (
 )
 
 __all__ = [
+    "TLS",
     "AuthError",
     "Backoff",
     "ClosedError",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qclient.local import AsyncLocalPipe, shutdowns
-from qclient.pipe import CONNECT_TIMEOUT_S, READ_BYTES, refused_address, tune
+from qclient.pipe import CONNECT_TIMEOUT_S, READ_BYTES, refused_address, server_name, tune
 from qclient.protocol import CAPABILITIES, WorkerProtocol
 from qclient.replies import refused
 from qclient.url import Target
@@ -171,6 +171,15 @@ class Channel:
         target = self.target
         if target.kind == "unix":
             _, pipe = await self._loop.create_unix_connection(lambda: _Socket(self), target.path)
+        elif target.tls is not None:
+            _, pipe = await self._loop.create_connection(
+                lambda: _Socket(self),
+                target.host,
+                target.port,
+                ssl=target.tls.context(),
+                server_hostname=server_name(target),
+                ssl_handshake_timeout=CONNECT_TIMEOUT_S,
+            )
         else:
             _, pipe = await self._loop.create_connection(lambda: _Socket(self), target.host, target.port)
         return pipe

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import sys
 import time
 from typing import Protocol
 
+from qclient.tls import refused_handshake
 from qclient.url import Target
-from qcore.errors import CommandTimeout, ConnectionLost, TransportError
+from qcore.errors import CommandTimeout, ConfigError, ConnectionLost, TransportError
 
 READ_BYTES = 1 << 18
 CONNECT_TIMEOUT_S = 5.0
@@ -52,6 +54,8 @@ def tune(sock: socket.socket) -> None:
 
 def refused_address(target: Target, exc: OSError) -> TransportError:
     """The error for an address that does not answer, with what to do next."""
+    if isinstance(exc, ssl.SSLError):
+        return ConnectionLost(f"no safe connection to {target}: {refused_handshake(exc)}")
     reason = exc.strerror or str(exc) or type(exc).__name__
     text = f"no engine answers at {target}: {reason}"
     if target.is_default:
@@ -81,18 +85,38 @@ def connect(target: Target, timeout: float) -> socket.socket:
     return sock
 
 
+def server_name(target: Target) -> str:
+    """The name that the certificate of the server must hold."""
+    assert target.tls is not None
+    return target.tls.server_name or target.host
+
+
+def _encrypt(sock: socket.socket, context: ssl.SSLContext, target: Target) -> ssl.SSLSocket:
+    try:
+        # The handshake is under the timeout of the socket.
+        return context.wrap_socket(sock, server_hostname=server_name(target))
+    except BaseException as exc:
+        sock.close()
+        if isinstance(exc, ValueError) and not isinstance(exc, OSError):
+            raise ConfigError(f"{target}: {exc}") from None  # no name that a certificate could hold
+        raise
+
+
 class SocketPipe:
-    """A blocking socket."""
+    """A blocking socket, with TLS or without."""
 
     __slots__ = ("_sock", "_timeout")
 
     def __init__(self, target: Target, timeout: float = CONNECT_TIMEOUT_S) -> None:
+        context = target.tls.context() if target.tls is not None else None
         try:
             self._sock = connect(target, timeout)
+            tune(self._sock)
+            if context is not None:
+                self._sock = _encrypt(self._sock, context, target)
         except OSError as exc:
             raise refused_address(target, exc) from None
         self._timeout = timeout
-        tune(self._sock)
 
     def _wait_at_most(self, timeout: float) -> None:
         if timeout != self._timeout:
@@ -122,8 +146,12 @@ class SocketPipe:
         try:
             self._sock.settimeout(0)
             self._timeout = 0
+            if isinstance(self._sock, ssl.SSLSocket):
+                # It cannot look without reading. Nothing is expected but what TLS itself may say.
+                self._sock.recv(1)
+                return False
             return bool(self._sock.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False
@@ -134,5 +162,6 @@ class SocketPipe:
     def abort(self) -> None:
         # A thread blocked in recv() is woken by the shutdown, not by the close.
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # That of TLS would take the machine away from the thread that is in it.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         self._sock.close()

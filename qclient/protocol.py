@@ -20,6 +20,8 @@ from qcore.limits import MAX_FRAME_BYTES
 CAPABILITIES = ("pipelining", "separate-job-name", "int64", "typed", "outcomes")
 
 _LENGTH = struct.Struct(">I")
+#: How a TLS server begins when it is asked without TLS.
+_TLS_ALERT = 0x1503
 
 
 def _pack(value: object) -> bytes:
@@ -117,6 +119,8 @@ class ClientProtocol:
         while end - at >= 4:
             n = int.from_bytes(view[at : at + 4], "big")
             if n > MAX_FRAME_BYTES:
+                if n >> 16 == _TLS_ALERT:
+                    raise ProtocolError("the server speaks TLS: name it tcps://, or say --tls")
                 raise ProtocolError(f"peer announced a frame of {n} bytes; the limit is {MAX_FRAME_BYTES}")
             stop = at + 4 + n
             if stop > end:

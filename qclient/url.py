@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from qclient.tls import TLS
 from qcore.errors import ConfigError
 
 DEFAULT_PORT = 6789
@@ -31,6 +32,7 @@ class Target:
     adds: Level | None = None
     changes: Level | None = None
     is_default: bool = False
+    tls: TLS | None = None
 
     @property
     def embedded(self) -> bool:
@@ -41,7 +43,7 @@ class Target:
         """Never shows the token."""
         if self.kind == "tcp":
             host = f"[{self.host}]" if ":" in self.host else self.host
-            return f"tcp://{host}:{self.port}"
+            return f"tcp{'s' if self.tls else ''}://{host}:{self.port}"
         if self.kind == "unix":
             return f"unix://{self.path}"
         return "memory://" if self.path is None else f"sqlite:///{self.path}"
@@ -58,7 +60,8 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
     scheme = scheme.lower()
     if not separator:
         raise ConfigError(
-            f"url {url.partition('?')[0]!r} has no scheme: memory://, sqlite:///file, tcp://host:port or unix:///path"
+            f"url {url.partition('?')[0]!r} has no scheme: memory://, sqlite:///file, "
+            "tcp://host:port, tcps://host:port or unix:///path"
         )
     if scheme == "memory":
         if rest:
@@ -70,26 +73,37 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
         if not path.startswith("/") or path == "/":
             raise ConfigError("sqlite url must be sqlite:///relative.db or sqlite:////absolute.db")
         return Target("sqlite", path=os.path.realpath(unquote(path[1:])), **levels)
-    if scheme == "tcp":
-        return _parse_tcp(url, env)
+    if scheme in ("tcp", "tcps"):
+        return _parse_tcp(scheme, url, env)
     if scheme == "unix":
         return _parse_unix(rest, env)
-    raise ConfigError(f"unknown url scheme {scheme!r}: memory, sqlite, tcp and unix are served")
+    raise ConfigError(f"unknown url scheme {scheme!r}: memory, sqlite, tcp, tcps and unix are served")
 
 
-def _parse_tcp(url: str, env: Mapping[str, str]) -> Target:
+def _parse_tcp(scheme: str, url: str, env: Mapping[str, str]) -> Target:
     try:
         parts = urlsplit(url)
     except ValueError as exc:
-        raise ConfigError(f"tcp url is not usable: {exc}") from None
+        raise ConfigError(f"{scheme} url is not usable: {exc}") from None
     try:
         port = parts.port or DEFAULT_PORT
     except ValueError as exc:
-        raise ConfigError(f"port of the tcp url is not usable: {exc}") from None
+        raise ConfigError(f"port of the {scheme} url is not usable: {exc}") from None
     if parts.path not in ("", "/") or parts.username is not None:
-        raise ConfigError("tcp url must be tcp://host:port, with ?token= if the server wants one")
-    token = _token_of(parts.query, "tcp", env)
-    return Target("tcp", host=parts.hostname or "127.0.0.1", port=port, token=token)
+        raise ConfigError(f"{scheme} url must be {scheme}://host:port, with ?token= if the server wants one")
+    settings = _settings(parts.query)
+    tls = _tls(settings) if scheme == "tcps" else None
+    token = _token_of(settings, scheme, env)
+    return Target("tcp", host=parts.hostname or "127.0.0.1", port=port, token=token, tls=tls)
+
+
+def _tls(settings: dict[str, str]) -> TLS:
+    """Take the settings of TLS out."""
+    verify = settings.pop("verify", "yes").lower()
+    if verify not in ("yes", "no", "true", "false", "1", "0", "on", "off"):
+        raise ConfigError(f"tcps url: verify is yes or no, not {verify!r}")
+    names = ("ca_file", "server_name", "cert_file", "key_file")
+    return TLS(verify=verify in _TRUE, **{name: settings.pop(name) for name in names if settings.get(name)})
 
 
 def _parse_unix(rest: str, env: Mapping[str, str]) -> Target:
@@ -97,11 +111,14 @@ def _parse_unix(rest: str, env: Mapping[str, str]) -> Target:
     path = unquote(path)
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError("unix url must be unix:///absolute/path, with ?token= if the server wants one")
-    return Target("unix", path=path, token=_token_of(query, "unix", env))
+    return Target("unix", path=path, token=_token_of(_settings(query), "unix", env))
 
 
-def _token_of(query: str, scheme: str, env: Mapping[str, str]) -> str | None:
-    settings = dict(parse_qsl(query, keep_blank_values=True))
+def _settings(query: str) -> dict[str, str]:
+    return dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _token_of(settings: dict[str, str], scheme: str, env: Mapping[str, str]) -> str | None:
     token = settings.pop("token", None)
     if settings:
         raise ConfigError(f"{scheme} url: unknown setting {next(iter(settings))!r}")

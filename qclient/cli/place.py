@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from qclient.tls import TLS
 from qclient.url import DEFAULT_PORT, Target, parse_url, resolve
 from qcore.errors import ConfigError
 from qcore.server.tokenfile import read_tokens
@@ -21,10 +23,18 @@ _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def add_place_options(parser: argparse.ArgumentParser) -> None:
     """The options that say where the server is; without defaults, so that they work before a verb too."""
     group = parser.add_argument_group("server", argument_default=argparse.SUPPRESS)
-    group.add_argument("--url", metavar="URL", help="tcp://host:port or unix:///path (QCORE_URL)")
+    group.add_argument(
+        "--url", metavar="URL", help="tcp://host:port, tcps://host:port or unix:///path (QCORE_URL)"
+    )
     group.add_argument("-H", "--host", metavar="HOST", help="host in place of a URL (127.0.0.1)")
     group.add_argument("-p", "--port", metavar="PORT", help=f"port in place of a URL ({DEFAULT_PORT})")
     group.add_argument("--socket", metavar="PATH", help="Unix socket in place of a URL")
+    group.add_argument("--tls", action="store_true", help="the port speaks TLS, as with tcps://")
+    group.add_argument("--tls-ca", metavar="FILE", help="certificates to trust in place of the system's")
+    group.add_argument("--tls-no-verify", action="store_true", help="trust whoever answers")
+    group.add_argument("--tls-server-name", metavar="NAME", help="name in the certificate, if not the host")
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate of the client")
+    group.add_argument("--tls-key", metavar="FILE", help="its private key")
     group.add_argument("--token", metavar="TOKEN", help="token of the server (QCORE_TOKEN)")
     group.add_argument("--token-file", metavar="FILE", help="a file whose first line is the token")
 
@@ -44,14 +54,16 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
     if url is not None or (not ways and env.get("QCORE_URL")):
         target = resolve(url, env)
         if target.embedded:
-            raise ConfigError(f"{target} is no server; expected tcp://host:port or unix:///path")
+            raise ConfigError(
+                f"{target} is no server; expected tcp://host:port, tcps://host:port or unix:///path"
+            )
     elif path is not None:
         if not path:
             raise ConfigError("--socket: expected a path, got an empty text")
         target = Target("unix", path=os.path.abspath(path), token=_token_of(env))
     else:
         target = _host_and_port(host, port, env)
-    return _with_token(target, options)
+    return _with_token(_with_tls(target, options), options)
 
 
 def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str]) -> Target:
@@ -85,6 +97,29 @@ def _port(text: str) -> int | None:
 
 def _token_of(env: Mapping[str, str]) -> str | None:
     return parse_url("tcp://any", env).token
+
+
+def _with_tls(target: Target, options: argparse.Namespace) -> Target:
+    given: dict[str, Any] = {
+        name: getattr(options, option)
+        for name, option in (
+            ("ca_file", "tls_ca"),
+            ("server_name", "tls_server_name"),
+            ("cert_file", "tls_cert"),
+            ("key_file", "tls_key"),
+        )
+        if getattr(options, option, None) is not None
+    }
+    for name, text in given.items():
+        if not text:
+            raise ConfigError(f"{name} of TLS: expected a text, got an empty one")
+    if getattr(options, "tls_no_verify", False):
+        given["verify"] = False
+    if not given and not getattr(options, "tls", False):
+        return target
+    if target.kind != "tcp":
+        raise ConfigError(f"{target} has no TLS; expected tcps://host:port")
+    return replace(target, tls=replace(target.tls or TLS(), **given))
 
 
 def _with_token(target: Target, options: argparse.Namespace) -> Target:

@@ -41,6 +41,7 @@ cdef enum:
     DECLINED = 0            # not for the hot path; nothing has changed
     SERVED = 1
     MAX_FRAME = 67108864
+    MAX_STRANGERS_FRAME = 262144  # of a peer that has shown no token: it makes the server keep little
     OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
     MAX_DATA = 10485760
     MAX_QUEUE_NAME = 256
@@ -200,17 +201,18 @@ cdef class Session(Outlet):
 
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1:
         cdef Py_ssize_t pos = 0
-        cdef uint32_t size
+        cdef uint32_t size, most
         while n - pos >= 4 and not self.closing:
             if self.out.n > OUTPUT_BOUND:
                 # Small requests may ask for large replies: the rest waits until these have gone.
                 self.backlogged = True
                 break
             size = c_load32(p + pos)
-            if size > MAX_FRAME:
+            most = MAX_FRAME if self.authenticated else MAX_STRANGERS_FRAME
+            if size > most:
                 self.c_write(self.out, {
                     "ok": False,
-                    "error": f"Frame too large: {size} bytes exceeds maximum {MAX_FRAME}",
+                    "error": f"Frame too large: {size} bytes exceeds maximum {most}",
                 })
                 self.closing = True
                 break

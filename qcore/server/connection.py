@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 
 from qcore.broker.session import Session
+from qcore.errors import described
 
 logger = logging.getLogger("qcore.server")
 
@@ -34,6 +35,7 @@ class Connection:
         "n_unsent",
         "partial_frame",
         "partial_since_ns",
+        "ready",
         "resumed",
         "session",
         "sock",
@@ -63,6 +65,12 @@ class Connection:
         self.closed = False
         self.events = 0  # what the selector watches it for
         self.resumed = False  # requests that waited for room have run
+        self.ready = True  # the peer may send requests: no handshake is under way
+
+    @property
+    def partial(self) -> bool:
+        """Whether something has come of which the rest is missing."""
+        return bool(self.session.partial > 0)
 
     def receive(self) -> bool:
         """Read once and run what is whole. False when the peer has gone, or the session broke."""
@@ -79,15 +87,15 @@ class Connection:
     def _run(self, step: Callable[[], None]) -> bool:
         try:
             step()
-        except Exception:
+        except Exception as fault:
             # A fault of ours costs this connection, not the server.
-            logger.exception("a request broke its session")
+            logger.error("a request broke its session: %s", described(fault))
             return False
         return True
 
     def send(self) -> bool:
         """Write what there is. False when the connection is to be closed now."""
-        fresh = self.session.take()
+        fresh = self._take()
         if fresh and not self.unsent:
             # The common case: one call takes it all.
             try:
@@ -122,6 +130,10 @@ class Connection:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_OFF)
             return False
         return bool(self.unsent) or self._sent()
+
+    def _take(self) -> bytes:
+        """The bytes to be sent now."""
+        return self.session.take()
 
     def _sent(self) -> bool:
         """Everything is out: go on with requests that waited for that. False when this was the end."""

@@ -20,17 +20,21 @@ import time
 from collections import deque
 from functools import partial
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from qcore import __version__
+from qcore.broker.access import SessionSettings, Tokens
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
-from qcore.errors import StoreError
+from qcore.errors import ConfigError, StoreError
 from qcore.server.connection import Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
 from qcore.server.options import Options
 from qcore.store.writer import Writer
+
+if TYPE_CHECKING:
+    import ssl
 
 logger = logging.getLogger("qcore.server")
 
@@ -38,6 +42,8 @@ logger = logging.getLogger("qcore.server")
 ACCEPT_PAUSE_S = 0.1
 #: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
 LONGEST_SLEEP_S = 3600.0
+#: CPU time for TLS handshakes in one turn of the loop; the other ones wait for the next.
+HANDSHAKES_NS = 2_000_000
 
 
 class Server:
@@ -49,6 +55,9 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        # Before anything is opened: a bad file stops the start, and nothing else has begun.
+        self._tls: ssl.SSLContext | None = None
+        self._load_tls()
         self.broker = open_broker(
             options.data,
             mode="server",
@@ -69,7 +78,14 @@ class Server:
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()
         self._more: set[Connection] = set()
-        self._partial: dict[Connection, None] = {}
+        # Who owes us something, since when; the oldest first.
+        self._partial: dict[Connection, int] = {}
+        self._greeting: dict[Connection, int] = {}
+        self._handshakes_ns = 0  # spent in this turn
+        self._sessions = SessionSettings(
+            tokens=Tokens(options.tokens), max_metric_queues=options.max_metric_queues
+        )
+        self._reload = False
         self._listeners: list[Listener] = []
         self._wake_r, self._wake_w = socket.socketpair()
         for end in (self._wake_r, self._wake_w):
@@ -100,7 +116,7 @@ class Server:
 
     def _watch_listeners(self) -> None:
         for listener in self._listeners:
-            self._selector.register(listener.sock, selectors.EVENT_READ, partial(self._accept, listener.sock))
+            self._selector.register(listener.sock, selectors.EVENT_READ, partial(self._accept, listener))
 
     def run(self) -> None:
         """Serve until stopped; then drain, flush and close."""
@@ -179,6 +195,8 @@ class Server:
                 self._serve(key.data, events)
             else:
                 key.data()
+        if self._reload:
+            self._reload_now()
         self._release_commits()
 
     def _begin_turn(self) -> float | None:
@@ -189,7 +207,10 @@ class Server:
         if self._more:
             return 0.0
         if self._partial:
-            seconds = self._expire_partial(seconds)
+            seconds = self._expire(self._partial, self.options.partial_frame_ms, seconds)
+        if self._greeting:
+            seconds = self._expire(self._greeting, self.options.tls_handshake_ms, seconds)
+        self._handshakes_ns = 0
         if self._stop_at_ns:
             left = max(0.0, (self._stop_at_ns - time.monotonic_ns()) * 1e-9)
             seconds = left if seconds is None else min(seconds, left)
@@ -207,21 +228,32 @@ class Server:
 
     def _serve(self, connection: Connection, events: int) -> None:
         if events & selectors.EVENT_READ:
-            if not connection.receive():
+            if not (connection.receive() if connection.ready else self._greet(connection)):
                 self._drop(connection)
                 return
-            if connection.session.partial:
+            if connection.partial:
                 # The deadline of a frame runs from its first byte: dripping does not extend it, and
                 # a busy stream, whose reads rarely end between two frames, is at another one each time.
                 if not connection.partial_since_ns or connection.partial_frame != connection.session.n_frames:
                     connection.partial_since_ns = time.monotonic_ns()
                     connection.partial_frame = connection.session.n_frames
                     self._partial.pop(connection, None)
-                    self._partial[connection] = None
+                    self._partial[connection] = connection.partial_since_ns
             elif connection.partial_since_ns:
                 connection.partial_since_ns = 0
                 del self._partial[connection]
         self._touched.add(connection)
+
+    def _greet(self, connection: Connection) -> bool:
+        """Go on with a handshake, which costs about 1 ms: many at once are spread over turns."""
+        if self._handshakes_ns > HANDSHAKES_NS:
+            return True  # its bytes stay where they are, and wake the next turn
+        started = time.monotonic_ns()
+        alive = connection.receive()
+        self._handshakes_ns += time.monotonic_ns() - started
+        if connection.ready:
+            del self._greeting[connection]
+        return alive
 
     def _send(self) -> None:
         self._touched |= self._more  # these had their share of the last turn
@@ -259,12 +291,13 @@ class Server:
         self._connections.discard(connection)
         self._more.discard(connection)
         self._partial.pop(connection, None)
+        self._greeting.pop(connection, None)
         connection.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: Listener) -> None:
         for _ in range(64):
             try:
-                sock, _ = listener.accept()
+                sock, _ = listener.sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -274,18 +307,28 @@ class Server:
                     self._accept_at_ns = time.monotonic_ns() + int(ACCEPT_PAUSE_S * 1e9)
                     return
                 continue
-            connection = Connection(sock, self.options.max_write_queue_bytes)
+            connection = self._connection(listener, sock)
             connection.session = Session(
                 self.broker,
                 partial(self._touch, connection),
-                authenticated=not self.options.tokens,
+                authenticated=not self._sessions.tokens,
                 rate_max=self.options.rate_max,
                 rate_window_ms=self.options.rate_window_ms,
-                settings=self.options,
+                settings=self._sessions,
             )
             self._connections.add(connection)
             connection.events = selectors.EVENT_READ
             self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _connection(self, listener: Listener, sock: socket.socket) -> Connection:
+        """TLS is for the port: the socket in the file system leads nowhere else."""
+        if self._tls is None or listener.path is not None:
+            return Connection(sock, self.options.max_write_queue_bytes)
+        from qcore.server.tls import TlsConnection
+
+        connection = TlsConnection(sock, self.options.max_write_queue_bytes, self._tls)
+        self._greeting[connection] = time.monotonic_ns()
+        return connection
 
     def _resume_accept(self, seconds: float | None) -> float | None:
         left = (self._accept_at_ns - time.monotonic_ns()) * 1e-9
@@ -295,19 +338,62 @@ class Server:
         self._watch_listeners()
         return seconds
 
-    def _expire_partial(self, seconds: float | None) -> float | None:
-        """Drop connections whose frame is incomplete for too long. Oldest first, so O(dropped)."""
-        bound_ns = self.options.partial_frame_ms * 1_000_000
-        if not bound_ns:
+    def _expire(self, owing: dict[Connection, int], bound_ms: int, seconds: float | None) -> float | None:
+        """Drop connections that owe us a rest for too long. Oldest first, so O(dropped)."""
+        if not bound_ms:
             return seconds
         now_ns = time.monotonic_ns()
-        while self._partial:
-            connection = next(iter(self._partial))
-            left_ns = connection.partial_since_ns + bound_ns - now_ns
+        while owing:
+            connection = next(iter(owing))
+            left_ns = owing[connection] + bound_ms * 1_000_000 - now_ns
             if left_ns > 0:
                 return left_ns * 1e-9 if seconds is None else min(seconds, left_ns * 1e-9)
             self._drop(connection)
         return seconds
+
+    # --- files that are read again -----------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read certificate, key and tokens again, soon. May be called from a signal handler or a thread."""
+        self._reload = True
+        self._wake()
+
+    def _load_tls(self) -> bool:
+        if self.options.tls is None:
+            return False
+        from qcore.server.tls import load  # servers without it need no ssl
+
+        self._tls = load(self.options.tls)
+        return True
+
+    def _reload_now(self) -> None:
+        self._reload = False
+        options = self.options
+        if options.tls is None and options.token_file is None:
+            logger.info("there are no files to be read again")
+        try:
+            if self._load_tls():
+                logger.info("new connections get the certificate as it is now")
+        except ConfigError as error:
+            logger.error("the certificate stays as it was: %s", error)
+        try:
+            if options.token_file is not None:
+                self._sessions.tokens.replace(options.read_tokens_again())
+                n = self._cut_off_revoked()
+                logger.info("tokens were read again; connections with a token that is gone: %d, closed", n)
+        except ConfigError as error:
+            logger.error("the tokens stay as they were: %s", error)
+
+    def _cut_off_revoked(self) -> int:
+        tokens = self._sessions.tokens
+        gone = [
+            connection
+            for connection in self._connections
+            if "token" in connection.session.state and not tokens.has(connection.session.state["token"])
+        ]
+        for connection in gone:
+            self._drop(connection)
+        return len(gone)
 
     # --- commits and wake-ups -------------------------------------------------------------
 
@@ -369,6 +455,8 @@ def serve(options: Options, out: TextIO | None = None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda number, frame: server.reload())
     out = sys.stdout if out is None else out
     out.write(banner(server))
     out.flush()
@@ -382,6 +470,9 @@ def banner(server: Server) -> str:
     recovery = server.broker.recovery
     host, port = server.address
     lines = [f"qcore {__version__} listening on {host}:{port}"]
+    if options.tls is not None:
+        asked = "" if options.tls.client_ca is None else ", clients need a certificate"
+        lines.append(f"  tls         {options.tls.cert}{asked}")
     if options.socket is not None:
         lines.append(f"  socket      {options.socket}")
     if options.data is None:

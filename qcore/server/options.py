@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from qcore.broker.webhooks import Network
@@ -19,6 +19,18 @@ LEVELS: tuple[Level, ...] = ("buffered", "committed", "synced")
 DATA_VARIABLES = ("BUNQUEUE_DATA_PATH", "BQ_DATA_PATH", "DATA_PATH", "SQLITE_PATH")
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of a server, each with the name of the option or variable that it came from."""
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+    cert_option: str = "--tls-cert"
+    key_option: str = "--tls-key"
+    client_ca_option: str = "--tls-client-ca"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Everything a server needs to know. Times in ms, sizes in bytes."""
@@ -28,7 +40,13 @@ class Options:
     socket: str | None = None
     http_port: int | None = None
     data: str | None = None
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    #: Of those, the ones that were given as they are; the others are in the file.
+    fixed_tokens: tuple[str, ...] = field(default=(), repr=False)
+    token_file: str | None = None
+    token_file_option: str = "--token-file"
+    tls: TlsFiles | None = None
+    tls_handshake_ms: int = 10_000
     allow_unauthenticated: bool = False
     adds: Level = "buffered"
     changes: Level = "committed"
@@ -48,6 +66,14 @@ class Options:
     log_level: str = "info"
     watch_stdin: bool = False
 
+    def read_tokens_again(self) -> tuple[str, ...]:
+        """The tokens that hold now.
+
+        :raises ConfigError: the file cannot be read or holds no token
+        """
+        assert self.token_file is not None
+        return self.fixed_tokens + read_tokens(self.token_file, self.token_file_option)
+
 
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing a usage and leaving: the caller has one clear line to say."""
@@ -61,11 +87,17 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     p = _Parser(prog=prog, description="Run the job server.", allow_abbrev=False)
     p.add_argument("--data", metavar="FILE", help="SQLite file that keeps the jobs; none: memory only")
     p.add_argument("--host", help="address to listen on (127.0.0.1)")
-    p.add_argument("--port", help="TCP port, 0 for a free one (6789)")
+    p.add_argument("--port", "--tcp-port", help="TCP port, 0 for a free one (6789)")
     p.add_argument("--socket", metavar="PATH", help="a Unix socket to listen on as well")
     p.add_argument("--http-port", help="port for HTTP; needs the http extra")
     p.add_argument("--token", action="append", metavar="TOKEN", help="a token that clients must present")
     p.add_argument("--token-file", metavar="FILE", help="a file with such tokens, one a line")
+    p.add_argument("--auth-tokens", metavar="LIST", help="such tokens, separated by commas")
+    p.add_argument("--tls-cert", metavar="FILE", help="certificate, with which the port speaks TLS")
+    p.add_argument("--tls-key", metavar="FILE", help="its private key")
+    p.add_argument(
+        "--tls-client-ca", metavar="FILE", help="clients need a certificate signed by one of these"
+    )
     p.add_argument(
         "--allow-unauthenticated", action="store_true", help="listen beyond loopback without a token"
     )
@@ -90,13 +122,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
     socket_path = a.socket if a.socket is not None else env.get("TCP_SOCKET_PATH") or None
     if socket_path == "":
         raise ConfigError("--socket: expected a path, got an empty text")
+    tokens, token_file, token_file_option = _tokens(a, env)
     options = Options(
         host=a.host or env.get("HOST") or "127.0.0.1",
         port=_number("--port", a.port, "TCP_PORT", env, 6789, 0, 65535),
         socket=socket_path,
         http_port=_port_or_none(a.http_port, env),
         data=data,
-        tokens=_tokens(a.token, a.token_file, env),
+        tokens=tokens if token_file is None else tokens + read_tokens(token_file, token_file_option),
+        fixed_tokens=tokens,
+        token_file=token_file,
+        token_file_option=token_file_option,
+        tls=_tls(a, env),
+        tls_handshake_ms=_number(None, None, "QCORE_TLS_HANDSHAKE_TIMEOUT_MS", env, 10_000, 1, 86_400_000),
         allow_unauthenticated=a.allow_unauthenticated,
         adds=_level("--adds", a.adds, "QCORE_ADDS", env, "buffered"),
         changes=_level("--changes", a.changes, "QCORE_CHANGES", env, "committed"),
@@ -130,17 +168,45 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
     return options
 
 
-def _tokens(given: list[str] | None, file: str | None, env: Mapping[str, str]) -> tuple[str, ...]:
-    """What the command line says, else what the environment says; text and file add up."""
-    if given is None and file is None:
-        given = [t for t in env.get("AUTH_TOKENS", "").split(",") if t.strip()]
-        option, file = "AUTH_TOKENS_FILE", env.get("AUTH_TOKENS_FILE") or None
+def _tokens(a: argparse.Namespace, env: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, str]:
+    """What the command line says, else what the environment says: tokens, a file, who named the file."""
+    if a.token is None and a.token_file is None and a.auth_tokens is None:
+        listed = env.get("AUTH_TOKENS", "")
+        given: list[str] = []
+        file, option = env.get("AUTH_TOKENS_FILE") or None, "AUTH_TOKENS_FILE"
     else:
-        option = "--token-file"
-    tokens = tuple(t.strip() for t in given or ())
+        listed = a.auth_tokens or ""
+        given, file, option = a.token or [], a.token_file, "--token-file"
+    tokens = tuple(t.strip() for t in given)
     if any(not t for t in tokens):
         raise ConfigError("--token: expected a text, got an empty one")
-    return tokens if file is None else tokens + read_tokens(file, option)
+    tokens += tuple(t.strip() for t in listed.split(",") if t.strip())
+    if a.auth_tokens is not None and not listed.strip(" ,"):
+        raise ConfigError("--auth-tokens: expected tokens separated by commas, got none")
+    return tokens, file, option
+
+
+def _tls(a: argparse.Namespace, env: Mapping[str, str]) -> TlsFiles | None:
+    """The files of TLS: certificate and key, or neither."""
+    cert, cert_option = _file(a.tls_cert, "--tls-cert", "TLS_CERT_FILE", env)
+    key, key_option = _file(a.tls_key, "--tls-key", "TLS_KEY_FILE", env)
+    ca, ca_option = _file(a.tls_client_ca, "--tls-client-ca", "QCORE_TLS_CLIENT_CA_FILE", env)
+    if cert is None and key is None:
+        if ca is not None:
+            raise ConfigError(f"{ca_option} needs --tls-cert and --tls-key")
+        return None
+    if cert is None:
+        raise ConfigError(f"{key_option} without a certificate: give --tls-cert or TLS_CERT_FILE as well")
+    if key is None:
+        raise ConfigError(f"{cert_option} without a key: give --tls-key or TLS_KEY_FILE as well")
+    return TlsFiles(cert, key, ca, cert_option, key_option, ca_option)
+
+
+def _file(given: str | None, option: str, variable: str, env: Mapping[str, str]) -> tuple[str | None, str]:
+    """A file that an option or a variable names, and which of them did."""
+    if given == "":
+        raise ConfigError(f"{option}: expected a file name, got an empty text")
+    return (given, option) if given is not None else (env.get(variable) or None, variable)
 
 
 def _number(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qclient import ConfigError, ConnectionLost, Queue
+from qclient import TLS, ConfigError, ConnectionLost, Queue
 from qclient.url import parse_url, resolve
 
 
@@ -23,6 +23,12 @@ def test_forms() -> None:
     assert (target.kind, target.path, target.token) == ("unix", "/run/a b.sock", "secret")
     assert f"{target}" == "unix:///run/a b.sock"
     assert not target.embedded
+    target = parse_url("tcps://h:1?token=secret&ca_file=/a%20b.pem&server_name=n&cert_file=c&key_file=k", {})
+    assert target.tls == TLS(ca_file="/a b.pem", server_name="n", cert_file="c", key_file="k")
+    assert (target.kind, f"{target}") == ("tcp", "tcps://h:1")
+    assert parse_url("tcps://h").tls == TLS()
+    assert parse_url("tcps://h?verify=no").tls == TLS(verify=False)
+    assert parse_url("tcp://h").tls is None
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,11 @@ def test_forms() -> None:
         "tcp://u:p@h:1",
         "tcp://h:1?tokn=x",
         "tcp://[::1?token=x",
+        "tcp://h:1?ca_file=x",
+        "tcps://h:1?verify=perhaps",
+        "tcps://h:1?cert_file=x",
+        "tcps://h:1?verify=no&ca_file=x",
+        "tcps://h:1?tokn=x",
         "unix://",
         "unix:///",
         "unix://relative.sock",
@@ -106,3 +117,15 @@ def test_one_file_has_one_level_in_a_process(tmp_path: Path) -> None:
         with Queue("q", f"{url}?adds=synced") as other, pytest.raises(ConfigError, match="adds=committed"):
             other.add("n", 3)
         assert len(same) == 2
+
+
+def test_files_of_tls_are_named_when_they_cannot_be_used(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for settings, said in (
+        ("ca_file=/nowhere.pem", "cannot read /nowhere.pem: No such file"),
+        (f"ca_file={empty}", "holds no certificates"),
+        (f"cert_file={empty}&key_file={empty}", "are no certificate and its key"),
+    ):
+        with Queue("q", f"tcps://127.0.0.1:1?{settings}") as queue, pytest.raises(ConfigError, match=said):
+            queue.counts()

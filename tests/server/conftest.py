@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from qcore.wire.packing import pack, unpack
 
@@ -22,11 +25,15 @@ PATIENCE_S = 30.0
 class Running:
     """A server process."""
 
-    def __init__(self, *arguments: str, **variables: str) -> None:
+    def __init__(self, *arguments: str, logs: bool = False, **variables: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
         env |= {"TCP_PORT": "0", "HOST": "127.0.0.1", **variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "qcore.server", *arguments], env=env, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "qcore.server", *arguments],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if logs else None,
+            text=True,
         )
         assert self.process.stdout is not None
         found = re.search(r"listening on 127\.0\.0\.1:(\d+)", self.process.stdout.readline())
@@ -35,6 +42,20 @@ class Running:
 
     def connect(self, path: str | None = None, **options: Any) -> Line:
         return Line(self.port if path is None else path, **options)
+
+    def log_until(self, text: str) -> str:
+        """What it has logged, up to a line with this text."""
+        assert self.process.stderr is not None
+        lines = []
+        for line in self.process.stderr:
+            lines.append(line)
+            if text in line:
+                return "".join(lines)
+        raise AssertionError(f"{text!r} was not logged: {''.join(lines)}")
+
+    def hang_up(self) -> None:
+        """Have it read its files again."""
+        self.process.send_signal(signal.SIGHUP)
 
     def stop(self) -> int:
         """Ask it to stop, as an operator does; its exit code."""
@@ -52,19 +73,32 @@ class Running:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 class Line:
     """A raw connection, to a port or a path: requests are written as maps, replies read one by one."""
 
-    def __init__(self, place: int | str, *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        place: int | str,
+        *,
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.sock = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET)
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE_S)
         self.sock.connect(place if isinstance(place, str) else ("127.0.0.1", place))
+        if tls is not None:
+            try:
+                self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
+            except BaseException:
+                self.sock.close()
+                raise
 
     @staticmethod
     def frame(**request: Any) -> bytes:
@@ -91,8 +125,57 @@ class Line:
             out += piece
         return bytes(out)
 
+    def ended(self) -> bool:
+        """Whether the server closes the connection; what it still sends is passed over."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except (ConnectionResetError, ssl.SSLEOFError):
+            pass
+        return True
+
     def close(self) -> None:
         self.sock.close()
+
+
+class Authority:
+    """An authority of the test's own, and files with what it has signed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca = trustme.CA()
+        self.file = self._write("ca.pem", self.ca.cert_pem.bytes())
+
+    def _write(self, name: str, content: bytes) -> str:
+        path = self.directory / name
+        path.write_bytes(content)
+        path.chmod(0o600)
+        return str(path)
+
+    def issue(self, name: str, *hosts: str) -> tuple[str, str]:
+        """Certificate and key for these hosts, localhost without any; the files of that name are replaced."""
+        issued = self.ca.issue_cert(*(hosts or ("localhost", "127.0.0.1")))
+        chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+        return self._write(f"{name}.pem", chain), self._write(f"{name}.key", issued.private_key_pem.bytes())
+
+    def context(self) -> ssl.SSLContext:
+        """What a client knows that trusts this authority."""
+        return ssl.create_default_context(cafile=self.file)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Authority]]:
+    """One server with TLS for those that change nothing about it, and who has signed its certificate."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    cert, key = authority.issue("server")
+    running = Running("--tls-cert", cert, "--tls-key", key)
+    yield running, authority
+    running.close()
 
 
 @pytest.fixture
@@ -100,8 +183,8 @@ def start() -> Iterator[Callable[..., Running]]:
     """Start servers; they end with the test."""
     started: list[Running] = []
 
-    def make(*arguments: str, **variables: str) -> Running:
-        started.append(Running(*arguments, **variables))
+    def make(*arguments: str, logs: bool = False, **variables: str) -> Running:
+        started.append(Running(*arguments, logs=logs, **variables))
         return started[-1]
 
     yield make

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from qcore.errors import CommandError
-
-if TYPE_CHECKING:
-    pass
 from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply
+from qcore.errors import CommandError
 
 PROTOCOL_VERSION = 3
 SERVER_NAME = "bunqueue"  # some clients may look at it; the version is ours
@@ -34,14 +29,11 @@ def _hello(answer: Answer, fields: Fields) -> Reply:
 
 def _auth(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
-    token = fields.get("token")
-    known = session.settings.tokens if session.settings is not None else ()
-    good = False
-    if isinstance(token, str):
-        for candidate in known:  # all of them, in constant time each
-            good |= hmac.compare_digest(candidate.encode(), token.encode())
-    if not good:
+    settings = session.settings
+    digest = settings.tokens.find(fields.get("token")) if settings is not None else None
+    if digest is None:
         raise CommandError("Invalid token")
+    session.state["token"] = digest
     session.authenticated = True
     return {}
 
