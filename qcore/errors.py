@@ -6,7 +6,14 @@ what came; it never contains a payload, a result or a token.
 
 from __future__ import annotations
 
+import traceback
 from datetime import timedelta
+
+
+def described(fault: BaseException) -> str:
+    """The kind of a fault and the way to it, for logs: its text is left out, which may hold a payload."""
+    way = "".join(traceback.format_tb(fault.__traceback__))
+    return f"{type(fault).__module__}.{type(fault).__qualname__}\n{way}".rstrip()
 
 
 class QError(Exception):

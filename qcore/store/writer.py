@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from qcore.errors import StoreError
+from qcore.errors import StoreError, described
 from qcore.store.base import Cut, Store, StoreFault
 
 #: While something keeps the store from tidying up, it is tried again this often.
@@ -127,12 +127,12 @@ class Writer:
             error = failure
         except Exception as failure:
             # A waiting reply must never be left without an answer.
-            _log.exception("commit failed in an unexpected way")
-            error = StoreFault(f"{type(failure).__name__}: {failure}")
+            _log.error("commit failed in an unexpected way: %s", described(failure))
+            error = StoreFault(f"unexpected {type(failure).__name__}")
         if error is not None:
             self._failed = cut
         self._busy = False
         try:
             self._on_done(epoch, error)
-        except Exception:
-            _log.exception("on_done failed")
+        except Exception as failure:
+            _log.error("on_done failed: %s", described(failure))

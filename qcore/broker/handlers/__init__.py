@@ -29,7 +29,7 @@ from qcore.broker.handlers import (
     workers,
 )
 from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply
-from qcore.errors import CommandError, ProtocolError, QError
+from qcore.errors import CommandError, ProtocolError, QError, described
 from qcore.wire import commands
 from qcore.wire.packing import unpack_request
 
@@ -101,9 +101,9 @@ def handle(session: Session, frame: bytes) -> int:
     except QError as error:
         reply = {"ok": False, "error": str(error)}
         answer.held = False
-    except Exception:
+    except Exception as fault:
         # A fault of ours must cost its caller an error, and nobody else anything.
-        logger.exception("%s failed", cmd)
+        logger.error("%s failed: %s", cmd, described(fault))
         reply = {"ok": False, "error": "Internal server error"}
         answer.held = False
     finally:
