@@ -422,7 +422,10 @@ def test_close_waits_for_running_jobs(
         assert counts.total == 4
         assert len(set(started)) == len(started)
         assert {job.id for job in jobs} >= set(started)
-    assert not [t for t in threading.enumerate() if t.name.startswith("qclient")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("qclient"):
+            thread.join(30)  # told to end, and not waited for
+            assert not thread.is_alive()
 
 
 def test_close_gives_back_what_does_not_end(engine_url: str, name: str) -> None:
