@@ -85,6 +85,9 @@ class _Socket(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         self.transport.close()
+        if self.transport.get_extra_info("ssl_object") is not None:
+            # Its goodbye is written; the loop may end before the peer has answered that.
+            self.transport.abort()
 
     def abort(self) -> None:
         self.transport.abort()

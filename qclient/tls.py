@@ -40,7 +40,7 @@ class TLS:
 
         :raises ConfigError: a file cannot be read or is not what it should be
         """
-        times = []
+        times: list[object] = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
         for path in (self.ca_file, self.cert_file, self.key_file):
             if path is not None:
                 try:
@@ -52,7 +52,7 @@ class TLS:
 
 
 @lru_cache(16)
-def _context(tls: TLS, times: tuple[int, ...]) -> ssl.SSLContext:
+def _context(tls: TLS, times: tuple[object, ...]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not tls.verify:

@@ -18,7 +18,7 @@ from qclient.cli.demo import run_demo_verb
 from qclient.cli.parser import build_parser
 from qclient.cli.running import run_verb
 from qclient.cli.show import Column, json_text, print_blocks, table
-from qclient.cli.verbs import VERBS
+from qclient.cli.verbs import ALIASES, VERBS
 from qcore.errors import ConfigError, EngineBusyError, QError, StoreError
 from qcore.wire.commands import COMMANDS
 from qcore.wire.describe import describe
@@ -48,7 +48,9 @@ def _run(arguments: list[str]) -> int:
         from qcore.server.__main__ import main as start
 
         return start(arguments[1:])
-    parser = build_parser()
+    if arguments and arguments[0] in ALIASES:
+        arguments = ALIASES[arguments[0]].split() + arguments[1:]
+    parser = build_parser(arguments)
     options = parser.parse_args(arguments)
     as_json = getattr(options, "json", False)
     name = getattr(options, "verb", None)

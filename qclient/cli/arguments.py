@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from qclient.cli.verbs import Verb
 from qclient.durations import wire_number
+from qcore.errors import ConfigError
+from qcore.server.tokenfile import read_tokens
 from qcore.wire.commands import COMMANDS
 from qcore.wire.fields import ABSENT, Field, Kind
 
@@ -24,6 +26,9 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
         "length",
         "number",
         "option",
+        "finite",
+        "safe",
+        "span",
         "runs",
         "time",
         "duration",
@@ -72,7 +77,19 @@ def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
+def _first_line(path: str) -> str:
+    try:
+        return read_tokens(path, "file")[0]
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_FORMS: Final[Mapping[str, Callable[[str], object]]] = {"text": str, "words": _words, "file": _first_line}
+
+
 def _reader(field: Field, verb: Verb) -> Callable[[str], object]:
+    if field.name in verb.forms:
+        return _FORMS[verb.forms[field.name]]
     if field.name in verb.durations:
         return _duration_ms
     if field.kind in _TEXTS:
@@ -80,6 +97,11 @@ def _reader(field: Field, verb: Verb) -> Callable[[str], object]:
     if field.kind in _LISTS:
         return _words
     return _number if field.kind in _NUMBERS else _json
+
+
+def _given(read: Callable[[str], object]) -> Callable[[str], object]:
+    """The reader, which argparse also asks about the default of what was not given."""
+    return lambda text: text if text == argparse.SUPPRESS else read(text)
 
 
 def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
@@ -90,17 +112,21 @@ def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
         help_ = field.help.replace("%", "%%")
         if field.name in verb.durations:
             help_ = help_.removeprefix("ms ")
+        if field.name in verb.fixed:
+            continue
         if field.required or field.name in verb.places:
             parser.add_argument(
                 dest,
                 metavar=metavar,
-                type=_reader(field, verb),
+                type=_given(_reader(field, verb)),
                 help=help_,
                 nargs=None if field.required else "?",
                 default=argparse.SUPPRESS,
             )
             continue
-        if field.name == "token" or (verb.options is not None and field.name not in verb.options):
+        if verb.options is not None and field.name not in verb.options:
+            continue
+        if field.name == "token" and field.name not in verb.renamed:
             continue
         option = "--" + verb.renamed.get(field.name, metavar.lower().replace("_", "-"))
         if field.default is not ABSENT and not isinstance(field.default, bool):
@@ -111,6 +137,7 @@ def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
         else:
             hint = "DURATION" if field.name in verb.durations else metavar
             hint = "JSON" if _reader(field, verb) is _json else hint
+            hint = "FILE" if verb.forms.get(field.name) == "file" else hint
             settings |= {"type": _reader(field, verb), "metavar": hint}
         parser.add_argument(option, **settings)
 

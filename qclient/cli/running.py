@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,9 @@ class Server:
 
 def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
     """Ask, and print the reply; the exit code. Arguments are checked before a socket is opened."""
-    fields = fields_of(options)
+    if getattr(options, "verbose", False):
+        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s: %(message)s")
+    fields = {**fields_of(options), **verb.fixed}
     try:
         check(COMMANDS[verb.command], fields)
     except CommandError as error:
@@ -65,6 +68,8 @@ def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
         raise ConfigError(str(error)) from None
     finally:
         server.close()
+    if getattr(options, "quiet", False):
+        return 0
     if as_json:
         if verb.lists_payloads and not getattr(options, "payloads", False):
             reply = _without_payloads(reply)

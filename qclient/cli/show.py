@@ -159,6 +159,16 @@ def only(path: str, write: Callable[[Any], str] = plain) -> View:
     return view
 
 
+def lines(path: str) -> View:
+    """A text of many lines, as it is."""
+
+    def view(reply: Reply, fields: Reply) -> Iterable[Block]:
+        for line in str(at(reply, path)).splitlines():
+            yield Line(printable(line))
+
+    return view
+
+
 def pairs(path: str) -> View:
     """A map, a line for each key."""
 
@@ -187,7 +197,11 @@ def details(path: str, columns: Sequence[Column], payloads: Sequence[Column] = (
         entry = at(reply, path) or {}
         rows = [(column.header, column.write(at(entry, column.path))) for column in columns]
         rows = [(name, text) for name, text in rows if text]
-        rows += [(c.header, c.write(entry[c.path])) for c in payloads if c.path in entry]
+        for column in payloads:
+            parent, _, name = column.path.rpartition(".")
+            holder = at(entry, parent)
+            if name in holder:
+                rows.append((column.header, column.write(holder[name])))
         yield Pairs(rows)
 
     return view

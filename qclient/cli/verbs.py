@@ -11,12 +11,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from qclient.cli.show import Column, View, brief, details, moment, only, pairs, payload, plain, said, table
-from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError, WaitTimeout
+from qclient.cli.show import (
+    Column,
+    View,
+    brief,
+    details,
+    lines,
+    moment,
+    only,
+    pairs,
+    payload,
+    plain,
+    said,
+    table,
+)
+from qcore.errors import CommandError, ConfigError, JobFailedError, NotFoundError, StateError, WaitTimeout
 
 Fields: TypeAlias = Mapping[str, object]
+Form: TypeAlias = Literal["text", "words", "file"]
 
 #: ``job wait`` asks again after this long.
 WAIT_ONCE_S = 60.0
@@ -50,9 +64,11 @@ class Verb:
 
     ``places`` are optional fields that are given by place too; ``options`` the fields
     that are options, all that are left if None. ``renamed`` gives options a name of
-    their own. Fields in ``durations`` are written as durations. ``asks`` is what the
-    user must agree to. ``lists_payloads`` says that payloads come in the reply, which
-    are left out unless ``--payloads`` is given.
+    their own. Fields in ``durations`` are written as durations, those in ``forms`` in
+    another form than that of their kind: a text, words with commas, or the first line of
+    a file. ``fixed`` fields are always sent. ``asks`` is what the user must agree to.
+    ``lists_payloads`` says that payloads come in the reply, which are left out unless
+    ``--payloads`` is given.
     """
 
     path: str
@@ -67,6 +83,8 @@ class Verb:
     asks: str = ""
     lists_payloads: bool = False
     timeout_s: float = 30.0
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
 
 
 # --- verbs of more than one command ---------------------------------------------------
@@ -142,6 +160,44 @@ def _retry(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     return {"ok": True, "id": job["id"], "queue": job["queue"]}
 
 
+def _removed(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    reply = server.ask(command, fields)
+    if not reply["data"]["removed"]:
+        raise NotFoundError("Job not found among the dead letters", command)
+    return reply
+
+
+def _by_minute(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    if "queue" not in fields:
+        raise ConfigError("expected a queue")
+    return server.ask(command, {"type": "completed", **fields})
+
+
+def _pull(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    wait_ms = fields.get("timeout", 0)
+    assert isinstance(wait_ms, int | float)
+    # This connection ends at once, and the job must stay out: without an owner, that can be asked for;
+    # with one, a lock that was renewed outlives its connection.
+    owned = "owner" in fields
+    reply = server.ask(command, {**fields, **({} if owned else {"detach": True})}, patience_s=wait_ms / 1000)
+    job = reply["job"]
+    if job is None:
+        raise NotFoundError("no job is ready", command)
+    if owned:
+        server.ask("JobHeartbeat", {"id": job["id"], "token": reply["token"]})
+    return reply
+
+
+def _health(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    reply = server.ask(command, fields)
+    stats = server.ask("Stats", {})["stats"]
+    if reply["data"]["diskFull"] or reply["data"]["error"]:
+        raise StateError(
+            f"the data file cannot be written: {plain(reply['data']['error']) or 'disk full'}", command
+        )
+    return {"ok": True, "url": server.place, "storage": reply["data"], "stats": stats}
+
+
 # --- columns ------------------------------------------------------------------------
 
 
@@ -201,12 +257,86 @@ _WORKER = (
     Column("seen", "lastSeen", moment),
 )
 
+_HOOK = (
+    Column("id", "id"),
+    Column("url", "url"),
+    Column("events", "events", lambda events: ", ".join(map(plain, events or ()))),
+    Column("queue", "queue"),
+    Column("enabled", "enabled"),
+    Column("told", "successCount"),
+    Column("failed", "failureCount"),
+    Column("last", "lastTriggered", moment),
+)
+_PULLED = (
+    Column("id", "job.id"),
+    Column("name", "job.name"),
+    Column("attempts", "job", _attempts),
+    Column("lock token", "token"),
+)
+_LIMITS = (
+    Column("rate limit", "rateLimit", lambda value: payload(value) if value else ""),
+    Column("free in ms", "rateLimitTtl"),
+    Column("concurrency", "concurrencyLimit"),
+    Column("maxed", "maxed"),
+)
+#: What ``push`` takes; the rest is for programs.
+_PUSH_OPTIONS = (
+    "name", "jobId", "priority", "delay", "maxAttempts", "backoff", "ttl", "timeout", "uniqueKey", "dedup",
+    "dependsOn", "parentId", "tags", "groupId", "lifo", "removeOnComplete", "removeOnFail", "durable",
+    "repeat",
+)  # fmt: skip
+_LOCK_TOKEN = {"token": "lock-token"}
+
 VERBS: tuple[Verb, ...] = (
     Verb(
         "ping", "Ping", said("pong from {url} in {ms:.2f} ms"), "measure one round trip", _ping, timeout_s=5.0
     ),
     Verb("healthcheck", "Ping", said("ok"), "exit 0 if the server answers", _healthcheck, timeout_s=5.0),
+    Verb("health", "StorageStatus", pairs("stats"), "exit 0 if jobs can be stored", _health, timeout_s=5.0),
     Verb("stats", "Stats", pairs("stats")),
+    Verb("metrics", "Metrics", pairs("metrics"), "read totals since the start of the server", options=()),
+    Verb("prometheus", "Prometheus", lines("data.metrics")),
+    Verb(
+        "push",
+        "PUSH",
+        only("id"),
+        "add one job and print its id",
+        places=("data",),
+        options=_PUSH_OPTIONS,
+        renamed={
+            "maxAttempts": "attempts",
+            "parentId": "parent",
+            "groupId": "group",
+            "timeout": "job-timeout",
+        },
+        durations=frozenset({"delay", "ttl", "timeout"}),
+    ),
+    Verb(
+        "pull",
+        "PULL",
+        details("", _PULLED, (Column("data", "job.data", payload),)),
+        "take one job; ack or fail it afterwards",
+        _pull,
+        options=("timeout", "owner", "lockTtl"),
+        renamed={"timeout": "wait", "lockTtl": "lock"},
+        durations=frozenset({"timeout", "lockTtl"}),
+    ),
+    Verb(
+        "ack",
+        "ACK",
+        said("{id} is completed"),
+        "finish a job that was pulled",
+        options=("result", "removeOnComplete", "token"),
+        renamed=_LOCK_TOKEN,
+    ),
+    Verb(
+        "fail",
+        "FAIL",
+        said("{id} has failed"),
+        "fail a job that was pulled",
+        options=("error", "unrecoverable", "removeOnFail", "token"),
+        renamed=_LOCK_TOKEN,
+    ),
     Verb("queue list", "ListQueues", table("queues", (Column("queue", ""),), "no queues")),
     Verb("queue counts", "GetJobCounts", pairs("counts")),
     Verb(
@@ -216,8 +346,29 @@ VERBS: tuple[Verb, ...] = (
         "list jobs by their creation",
         lists_payloads=True,
     ),
+    Verb("queue count", "Count", only("count")),
+    Verb("queue priorities", "GetCountsPerPriority", pairs("counts")),
+    Verb("queue paused", "IsPaused", only("paused")),
+    Verb(
+        "queue limits",
+        "GetQueueLimits",
+        details("data.limits", _LIMITS),
+        "read the limits of a queue",
+        options=(),
+    ),
+    Verb(
+        "queue metrics",
+        "Metrics",
+        only("data.data"),
+        "count what ended in a queue by minute, newest first: completed or failed",
+        _by_minute,
+        places=("queue", "type"),
+        options=("start", "end"),
+    ),
     Verb("queue pause", "Pause", said("{queue} is paused")),
     Verb("queue resume", "Resume", said("{queue} is resumed")),
+    Verb("queue promote", "PromoteJobs", said("jobs made ready: {count}")),
+    Verb("queue retry", "RetryCompleted", said("jobs queued again: {count}"), options=("count",)),
     Verb("queue drain", "Drain", said("jobs removed: {count}"), asks="remove the queued jobs of {queue}"),
     Verb(
         "queue clean",
@@ -243,6 +394,34 @@ VERBS: tuple[Verb, ...] = (
         options=("start", "end"),
     ),
     Verb("job retry", "GetJob", said("{id} is queued again"), "start a failed or completed job over", _retry),
+    Verb(
+        "job progress",
+        "Progress",
+        said("{id} is at {progress}"),
+        options=("message", "token"),
+        renamed=_LOCK_TOKEN,
+    ),
+    Verb("job update", "Update", said("{id} has new data"), options=("token",), renamed=_LOCK_TOKEN),
+    Verb("job priority", "ChangePriority", said("{id} has priority {priority}")),
+    Verb("job promote", "Promote", said("{id} is ready")),
+    Verb(
+        "job delay",
+        "ChangeDelay",
+        said("{id} has a new time"),
+        options=("token",),
+        renamed=_LOCK_TOKEN,
+        durations=frozenset({"delay"}),
+    ),
+    Verb("job discard", "Discard", said("{id} is a dead letter"), options=("token",), renamed=_LOCK_TOKEN),
+    Verb(
+        "job log",
+        "AddLog",
+        said("{id} has one line more"),
+        options=("level", "token"),
+        renamed=_LOCK_TOKEN,
+    ),
+    Verb("job clear-logs", "ClearLogs", said("the log of {id} is cleared"), renamed={"keepLogs": "keep"}),
+    Verb("job children", "GetChildrenValues", pairs("data.values")),
     Verb("job cancel", "Cancel", said("{id} is cancelled")),
     Verb(
         "job wait",
@@ -259,9 +438,36 @@ VERBS: tuple[Verb, ...] = (
         said("jobs queued again: {count}"),
         places=("jobId",),
     ),
+    Verb("dlq stats", "GetDlqStats", pairs("data.stats")),
+    Verb("dlq remove", "RemoveDlqJob", said("{jobId} is removed"), run=_removed),
+    Verb("dlq config", "GetDlqConfig", pairs("config")),
     Verb("dlq purge", "PurgeDlq", said("jobs removed: {count}"), asks="remove the dead letters of {queue}"),
     Verb("worker list", "ListWorkers", table("data.workers", _WORKER, "no workers")),
+    Verb("worker unregister", "UnregisterWorker", said("{workerId} is forgotten")),
+    Verb(
+        "rate-limit set",
+        "RateLimit",
+        said("{queue} starts at most {limit} jobs in that time"),
+        durations=frozenset({"duration", "ttl"}),
+    ),
+    Verb("rate-limit clear", "RateLimitClear", said("{queue} has no rate limit")),
+    Verb("concurrency set", "SetConcurrency", said("{queue} has at most {limit} active jobs")),
+    Verb("concurrency clear", "ClearConcurrency", said("{queue} has no concurrency limit")),
+    Verb("webhook list", "ListWebhooks", table("data.webhooks", _HOOK, "no webhooks")),
+    Verb(
+        "webhook add",
+        "AddWebhook",
+        only("data.webhookId"),
+        "have an address told of events, and print the id of that",
+        places=("url",),
+        renamed={"secret": "secret-file"},
+        forms={"url": "text", "events": "words", "secret": "file"},
+    ),
+    Verb("webhook remove", "RemoveWebhook", said("{webhookId} is removed")),
+    Verb("webhook enable", "SetWebhookEnabled", said("{id} is told"), fixed={"enabled": True}),
+    Verb("webhook disable", "SetWebhookEnabled", said("{id} is not told for now"), fixed={"enabled": False}),
     Verb("cron list", "CronList", table("crons", _CRON, "no schedules")),
+    Verb("cron get", "CronGet", details("cron", _CRON)),
     Verb(
         "cron add",
         "Cron",
@@ -271,11 +477,16 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("cron delete", "CronDelete", said("{name} is deleted")),
 )
+#: Other spellings of verbs.
+ALIASES: Mapping[str, str] = {"worker-list": "worker list", "worker-unregister": "worker unregister"}
 #: What a word of two-word verbs is about.
 GROUPS: Mapping[str, str] = {
     "queue": "list, pause, empty and remove queues",
     "job": "look at one job, cancel it, wait for it",
     "dlq": "dead letters: list, retry, purge",
     "worker": "look at workers",
+    "rate-limit": "how many jobs of a queue start in a time",
+    "concurrency": "how many jobs of a queue are active at once",
+    "webhook": "addresses that are told of events",
     "cron": "schedules: list, add, delete",
 }

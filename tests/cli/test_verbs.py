@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import trustme
 
 from qclient import Queue, Worker, cli
 from qclient.cli.arguments import add_fields
@@ -37,29 +39,55 @@ class Done(NamedTuple):
 Run = Callable[..., Done]
 
 
+class Server:
+    """A server that wants a token."""
+
+    def __init__(self, *arguments: str) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "qcore.server", "--port", "0", "--watch-stdin", *arguments],
+            env=env | {"AUTH_TOKENS": TOKEN},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.port = self.process.stdout.readline().split("listening on 127.0.0.1:")[1].split()[0]
+
+    def stop(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+        self.process.stdout.close()
+
+
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """One server behind a port and a socket, which wants a token."""
-    path = tmp_path_factory.mktemp("s") / "q.sock"
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "qcore.server", "--port", "0", "--socket", str(path), "--watch-stdin"],
-        env=env | {"AUTH_TOKENS": TOKEN},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdin is not None
-    port = server.stdout.readline().split("listening on ")[1].split()[0]
-    yield {"tcp": f"tcp://{port}", "unix": f"unix://{path}"}
-    server.stdin.close()
-    assert server.wait(30) == 0
-    server.stdout.close()
+    """One server behind a port and a socket, and one whose port speaks TLS."""
+    directory = tmp_path_factory.mktemp("s")
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    files = {name: str(directory / name) for name in ("ca", "cert", "key", "q.sock")}
+    authority.cert_pem.write_to_path(files["ca"])
+    issued.cert_chain_pems[0].write_to_path(files["cert"])
+    issued.private_key_pem.write_to_path(files["key"])
+    os.chmod(files["key"], 0o600)
+    plain = Server("--socket", files["q.sock"])
+    secure = Server("--tls-cert", files["cert"], "--tls-key", files["key"])
+    yield {
+        "tcp": f"tcp://127.0.0.1:{plain.port}",
+        "unix": f"unix://{files['q.sock']}",
+        "tls": f"tcps://localhost:{secure.port}",
+        "ca": files["ca"],
+    }
+    plain.stop()
+    secure.stop()
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def url(request: pytest.FixtureRequest, addresses: dict[str, str]) -> str:
+@pytest.fixture(params=["tcp", "unix", "tls"])
+def url(request: pytest.FixtureRequest, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SSL_CERT_FILE", addresses["ca"])  # what the system trusts
     return addresses[request.param]
 
 
@@ -228,6 +256,110 @@ def test_schedules(ask: Run, queue: Queue) -> None:
     assert ask("cron", "delete", cron) == (1, "", "qcore cron delete: Cron job not found\n")
 
 
+def test_a_job_by_hand(ask: Run, queue: Queue) -> None:
+    """push, pull, ack and fail, each by a connection of its own."""
+    name, job_id = queue.name, f"{queue.name}-h"
+    pushed = ask(
+        "push", name, '{"n": [1, null]}', "--name", "sum", "--job-id", job_id, "--priority", "3",
+        "--attempts", "2", "--backoff", "0", "--tags", "a,b", "--job-timeout", "20s",
+    )  # fmt: skip
+    assert pushed == (0, f"{job_id}\n", "")
+    assert ask("push", name, "--json", "--job-id", job_id).document == {"ok": True, "id": job_id}
+    pulled = ask("pull", name, "--json").document["job"]
+    assert (pulled["data"], pulled["name"], pulled["tags"]) == ({"n": [1, None]}, "sum", ["a", "b"])
+    assert ask("pull", name) == (1, "", "qcore pull: no job is ready\n")
+    assert ask("pull", name, "--wait", "10ms").code == 1
+    assert ask("job", "progress", job_id, "40", "--message", "half") == (0, f"{job_id} is at 40\n", "")
+    assert ask("job", "log", job_id, "a line", "--level", "warn").code == 0
+    assert "a line" in ask("job", "logs", job_id).out
+    assert ask("fail", job_id, "--error", "no luck") == (0, f"{job_id} has failed\n", "")
+    # With an owner there is a lock, and its token is asked for.
+    shown = dict(line.split(maxsplit=1) for line in ask("pull", name, "--owner", "me").out.splitlines())
+    token = ask("job", "get", job_id).out and shown["lock"].split()[1]
+    assert ask("ack", job_id).code == 1
+    assert ask("ack", job_id, "--lock-token", token, "--result", '{"sum": 1}').code == 0
+    assert ask("job", "result", job_id).out == '{"sum": 1}\n'
+    assert ask("job", "clear-logs", job_id).code == 0
+    assert ask("job", "logs", job_id).out == "no log\n"
+    wrong = ask("push", name, "{not json")
+    assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
+
+
+def test_changes_of_one_job(ask: Run, queue: Queue) -> None:
+    name, job_id = queue.name, f"{queue.name}-c"
+    queue.add("n", 1, job_id=job_id, delay=3600)
+    assert ask("job", "update", job_id, '"new"').code == 0
+    assert ask("job", "get", job_id, "--json").document["job"]["data"] == "new"
+    assert ask("job", "delay", job_id, "2h").code == 0
+    job = ask("job", "get", job_id, "--json").document["job"]
+    assert 7_100_000 < job["runAt"] - job["createdAt"] < 8_000_000
+    assert ask("job", "promote", job_id) == (0, f"{job_id} is ready\n", "")
+    assert ask("job", "promote", job_id).err == "qcore job promote: Job not found or not delayed\n"
+    assert ask("job", "priority", job_id, "9") == (0, f"{job_id} has priority 9\n", "")
+    assert ask("queue", "count", name) == (0, "1\n", "")
+    assert ask("queue", "priorities", name, "--json").document["counts"] == {"9": 1}
+    assert ask("job", "children", job_id, "--json").document["data"] == {"values": {}}
+    assert ask("job", "discard", job_id) == (0, f"{job_id} is a dead letter\n", "")
+    assert "unknown" in ask("dlq", "stats", name).out
+    assert ask("dlq", "remove", name, job_id) == (0, f"{job_id} is removed\n", "")
+    assert ask("dlq", "remove", name, job_id).code == 1
+    assert "maxEntries" in ask("dlq", "config", name).out
+    queue.add_bulk([("n", i, {"delay": 3600}) for i in range(3)])
+    assert ask("queue", "promote", name, "--count", "2") == (0, "jobs made ready: 2\n", "")
+
+
+def test_limits(ask: Run, queue: Queue) -> None:
+    name = queue.name
+    assert ask("queue", "paused", name) == (0, "no\n", "")
+    assert ask("rate-limit", "set", name, "5", "--duration", "2s").code == 0
+    assert ask("concurrency", "set", name, "3").code == 0
+    limits = ask("queue", "limits", name, "--json").document["data"]["limits"]
+    assert (limits["rateLimit"], limits["concurrencyLimit"]) == ({"max": 5, "duration": 2000}, 3)
+    assert '"max": 5' in ask("queue", "limits", name).out
+    assert ask("rate-limit", "clear", name).code == 0
+    assert ask("concurrency", "clear", name).code == 0
+    limits = ask("queue", "limits", name, "--json").document["data"]["limits"]
+    assert (limits["rateLimit"], limits["concurrencyLimit"]) == (None, None)
+    wrong = ask("concurrency", "set", name, "many")
+    assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
+
+
+def test_webhooks(ask: Run, queue: Queue, tmp_path: Any) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("h00k\n")
+    secret.chmod(0o600)
+    url = f"https://hooks.example.com/{queue.name}"
+    added = ask(
+        "webhook", "add", url, "job.completed,job.failed", "--queue", queue.name, "--secret-file", str(secret)
+    )
+    assert (added.code, added.err) == (0, "")
+    hook = added.out.strip()
+    [row] = [line for line in ask("webhook", "list").out.splitlines() if line.startswith(hook)]
+    assert row.split()[1:5] == [url, "job.completed,", "job.failed", queue.name]
+    listed = ask("webhook", "list", "--json")
+    assert "h00k" not in listed.out
+    for verb, enabled in (("disable", False), ("enable", True)):
+        assert ask("webhook", verb, hook).code == 0
+        hooks = ask("webhook", "list", "--json").document["data"]["webhooks"]
+        assert [one["enabled"] for one in hooks if one["id"] == hook] == [enabled]
+    assert ask("webhook", "remove", hook) == (0, f"{hook} is removed\n", "")
+    assert ask("webhook", "remove", hook).err == "qcore webhook remove: Webhook not found\n"
+    wrong = ask("webhook", "add", "http://localhost/", "job.completed")
+    assert wrong.err == "qcore webhook add: Webhook URL cannot point to localhost\n"
+    assert ask("webhook", "add", url, "job.completed", "--secret-file", "/nowhere").code == 2
+
+
+def test_workers(ask: Run, queue: Queue) -> None:
+    with Worker(queue, lambda job: None) as worker:
+        queue.add("n").result(timeout=30)
+        listed = ask("worker-list", "--json").document["data"]["workers"]
+        [found] = [one for one in listed if one["queues"] == [queue.name]]
+        assert found["id"] in ask("worker", "list").out
+        assert ask("worker", "unregister", found["id"]).code == 0
+        assert worker.stats().completed == 1
+    assert ask("worker-unregister", "nobody").err == "qcore worker unregister: Worker not found\n"
+
+
 def test_lists_hold_no_payloads_unless_asked(ask: Run, queue: Queue) -> None:
     name = queue.name
     queue.add("n", "the-payload", job_id=f"{name}p")
@@ -245,6 +377,15 @@ def test_figures(ask: Run, url: str) -> None:
     assert ask("healthcheck") == (0, "ok\n", "")
     assert ask("healthcheck", "--json").document == {"ok": True, "url": url}
     assert ask("stats", "--json").document["stats"]["active"] == 0
+    assert ask("stats", "-q") == (0, "", "")
+    assert "DEBUG" not in ask("stats", "-v").out
+    assert ask("health").out.startswith("waiting  ")
+    assert ask("health", "--json").document["storage"]["diskFull"] is False
+    assert ask("metrics").out.startswith("totalPushed  ")
+    assert "\nbunqueue_" in ask("prometheus").out or "\nqcore_" in ask("prometheus").out
+    assert ask("queue", "metrics", "none").out == "[]\n"
+    assert ask("queue", "metrics", "none", "failed", "--json").document["data"]["count"] == 0
+    assert ask("queue", "metrics").code == 2
     assert ask("--json", "stats").document["stats"]["active"] == 0
     assert ask("stats").out.startswith("waiting  ")
     assert ask("worker", "list", "--json").document["ok"] is True
@@ -265,6 +406,30 @@ def test_the_ways_to_a_server(qcore: Run, addresses: dict[str, str], tmp_path: A
     assert qcore("healthcheck", "--url", f"{addresses['tcp']}?token={TOKEN}").code == 0
     for host_name, port_name in (("HOST", "TCP_PORT"), ("BQ_HOST", "BQ_TCP_PORT")):
         assert qcore("healthcheck", *with_file, **{host_name: host, port_name: port}).code == 0
+    port = addresses["tls"].rpartition(":")[2]
+    at = ("-H", "localhost", "-p", port, *with_file)
+    ca = ("--tls-ca", addresses["ca"])
+    assert qcore("healthcheck", *at, *ca) == (0, "ok\n", "")
+    assert qcore("healthcheck", *at, "--tls", SSL_CERT_FILE=addresses["ca"]).code == 0
+    assert qcore("healthcheck", *at, "--tls-no-verify").code == 0
+    assert qcore("healthcheck", *at, *ca, "-H", "127.0.0.1", "--tls-server-name", "localhost").code == 0
+    assert (
+        qcore("healthcheck", "--url", f"{addresses['tls']}?ca_file={addresses['ca']}", *with_file).code == 0
+    )
+    for wrong, said in (
+        (("--tls",), "certificate is not trusted"),
+        ((), "the server speaks TLS: name it tcps://, or say --tls"),
+        ((*ca, "-H", "127.0.0.1"), "certificate is not trusted"),
+        (("--tls", "-p", addresses["tcp"].rpartition(":")[2]), "it speaks no TLS"),
+    ):
+        done = qcore("healthcheck", *at, *wrong)
+        assert (done.code, len(done.err.splitlines())) == (1, 1), wrong
+        assert said in done.err
+    done = qcore("healthcheck", "--socket", path, "--tls")
+    assert (done.code, done.err) == (
+        2,
+        f"qcore healthcheck: unix://{path} has no TLS; expected tcps://host:port\n",
+    )
     # An option is stronger than the environment, and so is a URL than a host.
     assert qcore("healthcheck", "--socket", path, *with_file, QCORE_URL="tcp://127.0.0.1:1").code == 0
     assert qcore("healthcheck", *with_file, QCORE_URL=addresses["tcp"], TCP_PORT="1").code == 0
@@ -379,11 +544,21 @@ def test_commands(qcore: Run) -> None:
 
 def test_the_table_of_verbs_is_whole() -> None:
     build_parser()
+    page = (Path(__file__).parents[2] / "docs/reference/command-line.md").read_text("utf-8")
+    assert {verb.path.split()[0] for verb in VERBS if " " in verb.path} == set(GROUPS)
     assert len({verb.path for verb in VERBS}) == len(VERBS)
     for verb in VERBS:
         names = {field.name for field in COMMANDS[verb.command].fields}
-        assert {*verb.places, *(verb.options or ()), *verb.renamed, *verb.durations} <= names, verb.path
-        assert verb.path.split()[0] in GROUPS or " " not in verb.path
+        named = {
+            *verb.places,
+            *(verb.options or ()),
+            *verb.renamed,
+            *verb.durations,
+            *verb.forms,
+            *verb.fixed,
+        }
+        assert named <= names, verb.path
+        assert f"`{verb.path}" in page, verb.path
         add_fields(Parser(), verb)
         # Whatever takes jobs away asks first; what names one job or schedule has been asked enough.
         assert bool(verb.asks) == (verb.command in ("Drain", "Clean", "Obliterate", "PurgeDlq")), verb.path
