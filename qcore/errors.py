@@ -36,6 +36,10 @@ class StoreError(QError):
     """The data file could not be read or written; nothing was half done."""
 
 
+class BackupError(QError):
+    """A backup could not be made, found or restored; nothing was replaced."""
+
+
 class TransportError(QError, ConnectionError):
     """The link to the engine failed."""
 

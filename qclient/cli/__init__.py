@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from qclient.cli.backup import run_backup_verb
 from qclient.cli.demo import run_demo_verb
 from qclient.cli.parser import build_parser
 from qclient.cli.running import run_verb
@@ -71,6 +72,8 @@ def _run(arguments: list[str]) -> int:
             return _print_commands(options, as_json)
         if name == "demo":
             return run_demo_verb(options, as_json)
+        if name.startswith("backup "):
+            return run_backup_verb(name, options, as_json)
         return run_verb(options.found, options, as_json)
     except BrokenPipeError:
         raise

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qclient.cli.arguments import add_fields, duration
+from qclient.cli.backup import add_backup
 from qclient.cli.demo import add_demo
 from qclient.cli.place import add_place_options
 from qclient.cli.verbs import GROUPS, VERBS, Verb
@@ -50,6 +51,7 @@ def build_parser(arguments: Sequence[str] = ()) -> Parser:
     words = parser.add_subparsers(metavar="COMMAND")
     words.add_parser("start", help="run the server; options: qcore start --help").set_defaults(verb="start")
     add_demo(words, as_json)
+    add_backup(words, as_json)
     groups = {}
     for word in dict.fromkeys(verb.path.split()[0] for verb in verbs if " " in verb.path):
         about = GROUPS[word]

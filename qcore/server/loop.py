@@ -28,6 +28,7 @@ from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ConfigError, StoreError
+from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
 from qcore.server.connection import Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
 from qcore.server.options import Options
@@ -94,6 +95,12 @@ class Server:
         self._done: deque[StoreError | None] = deque()
         self._writer = Writer(self.broker.store, self._commit_done) if self.broker.store is not None else None
         self._commits = 0
+        self._flushes = Flushes(self._wake)
+        self._backups = (
+            Backups(options.data, options.backups, self._flushes.ask)
+            if options.data is not None and options.backups is not None
+            else None
+        )
         self._stopping = 0
         self._stop_at_ns = 0
         self._accept_at_ns = 0
@@ -122,6 +129,8 @@ class Server:
         """Serve until stopped; then drain, flush and close."""
         if self.options.watch_stdin:
             self._watch_stdin()
+        if self._backups is not None:
+            self._backups.start()
         try:
             while not self._finished():
                 self._turn()
@@ -141,6 +150,8 @@ class Server:
             self._stop_at_ns = time.monotonic_ns() + self.options.shutdown_timeout_ms * 1_000_000
             self.broker.stop_intake()
             self._stop_listening()
+            if self._backups is not None:
+                self._backups.stop()
         if self._stopping > 1 or time.monotonic_ns() >= self._stop_at_ns:
             return True
         return self.broker.n_active == 0 and not self.broker.committing
@@ -175,6 +186,9 @@ class Server:
         """Give up what was opened, without a farewell to anybody. For a start that failed."""
         self._stop_listening()
         self._poster.close()
+        if self._backups is not None:
+            self._flushes.nothing()
+            self._backups.close(0.0 if self._stopping > 1 else END_PATIENCE_S)
         try:
             if self._writer is not None:
                 self._writer.close()
@@ -220,9 +234,14 @@ class Server:
 
     def _pump(self) -> float | None:
         seconds, cut = self.broker.pump()
+        if cut is None and self._flushes.asked and not self.broker.committing:
+            cut = self.broker.begin_commit()
+            if cut is None:
+                self._flushes.nothing()
         if cut is not None:
             assert self._writer is not None
             self._commits += 1
+            self._flushes.begin()
             self._writer.submit(self._commits, cut, self.broker.sync)
         return seconds
 
@@ -408,6 +427,7 @@ class Server:
             if error is not None:
                 logger.error("the data file cannot be written: %s", error)
             self.broker.end_commit(error)
+            self._flushes.end(error)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # a full pipe wakes as well
@@ -487,6 +507,9 @@ def banner(server: Server) -> str:
                 f"  unreadable  {len(recovery.unreadable):,} rows were left in the file, see the log"
             )
     lines.append(f"  clients     {'token required' if options.tokens else 'no token required'}")
+    if options.backups is not None:
+        place, minutes = options.backups.place, options.backups.interval_ms / 60_000
+        lines.append(f"  backups     to {place}, every {minutes:g} minutes, {options.backups.keep} kept")
     if options.http_port is not None:
         lines.append("  http        not served: this needs the http extra")
     return "\n".join(lines) + "\n"

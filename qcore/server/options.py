@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
+from qcore.backup.settings import S3_NEEDED, BackupSettings, read_settings
 from qcore.broker.webhooks import Network
 from qcore.errors import ConfigError
 from qcore.limits import DEFAULT_MAX_COMPLETED_JOBS, DEFAULT_MAX_WAITING_DEPS
@@ -63,6 +65,7 @@ class Options:
     webhook_pause_ms: int = 1000
     webhook_allowed: tuple[Network, ...] = ()
     shutdown_timeout_ms: int = 30_000
+    backups: BackupSettings | None = None
     log_level: str = "info"
     watch_stdin: bool = False
 
@@ -104,6 +107,11 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     p.add_argument("--adds", choices=LEVELS, help="durability of plain adds (buffered)")
     p.add_argument("--changes", choices=LEVELS, help="durability of everything else (committed)")
     p.add_argument("--shutdown-timeout-ms", help="bound of a graceful stop (30000)")
+    p.add_argument(
+        "--backup-to", metavar="PLACE", help="a directory or s3://bucket/prefix for backups (none)"
+    )
+    p.add_argument("--backup-interval", metavar="DURATION", help="how often, like 30m or 6h (6h)")
+    p.add_argument("--backup-keep", metavar="N", help="how many backups stay (7)")
     p.add_argument("--log-level", help="debug, info, warning or error (info)")
     p.add_argument("--watch-stdin", action="store_true", help="stop when standard input is closed")
     return p
@@ -157,6 +165,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         shutdown_timeout_ms=_number(
             "--shutdown-timeout-ms", a.shutdown_timeout_ms, "SHUTDOWN_TIMEOUT_MS", env, 30_000, 0, 86_400_000
         ),
+        backups=_backups(a, env, data),
         log_level=_log_level(a.log_level, env),
         watch_stdin=a.watch_stdin,
     )
@@ -166,6 +175,26 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
             "or AUTH_TOKENS, or say --allow-unauthenticated"
         )
     return options
+
+
+def _backups(a: argparse.Namespace, env: Mapping[str, str], data: str | None) -> BackupSettings | None:
+    settings = read_settings(
+        env,
+        to=a.backup_to,
+        keep=a.backup_keep,
+        interval=a.backup_interval,
+        option="--backup-",
+        only_scheduled=True,
+    )
+    if settings is None:
+        if a.backup_keep is not None or a.backup_interval is not None:
+            raise ConfigError("--backup-to: expected a place for the backups, got none")
+        return None
+    if data is None:
+        raise ConfigError(f"backups to {settings.place} need --data FILE")
+    if settings.bucket is not None and importlib.util.find_spec("boto3") is None:
+        raise ConfigError(S3_NEEDED)
+    return settings
 
 
 def _tokens(a: argparse.Namespace, env: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, str]:

@@ -205,7 +205,7 @@ class SqliteStore:
         self._key: tuple[int, int] | None = None
         self._refuse_owned()
         _inspect(self.path)
-        self._lock_fd = _take_lock(self.path)
+        self._lock_fd = take_lock(self.path)
         try:
             self._con = self._open()
             found = os.stat(self.path)
@@ -580,9 +580,7 @@ class SqliteStore:
             if self._key is not None:
                 _owned.pop(self._key, None)
         if self._lock_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path + ".lock")
-            os.close(self._lock_fd)
+            drop_lock(self.path, self._lock_fd)
             self._lock_fd = -1
 
     def _check_open(self) -> None:
@@ -757,8 +755,18 @@ def _inspect(path: str) -> None:
         raise _foreign(path)
 
 
-def _take_lock(path: str) -> int:
-    """Lock ``<path>.lock``, write our pid into it and return its descriptor."""
+def drop_lock(path: str, fd: int) -> None:
+    """Remove ``<path>.lock``, which is ours, and let it go."""
+    with contextlib.suppress(OSError):
+        os.unlink(path + ".lock")
+    os.close(fd)
+
+
+def take_lock(path: str) -> int:
+    """Lock ``<path>.lock``, write our pid into it and return its descriptor.
+
+    :raises EngineBusyError: another process holds it
+    """
     name = path + ".lock"
     while True:
         try:

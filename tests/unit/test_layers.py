@@ -21,6 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "qcore.wire": {"qcore.errors", "qcore.limits"},
     "qcore.engine": {"qcore.structs", "qcore.errors", "qcore.limits"},
     "qcore.store": {"qcore.errors", "qcore.limits"},
+    "qcore.backup": {"qcore.store", "qcore.errors", "qcore"},
     "qcore.broker": {"qcore.engine", "qcore.structs", "qcore.store", "qcore.wire", *BASE, "qcore"},
     "qcore.simulate": {
         "qcore.broker",
@@ -30,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
         *BASE,
     },
     "qcore.server": {"qcore"},
-    "qclient": {"qcore.broker", "qcore.server", "qcore.wire", *BASE, "qcore"},
+    "qclient": {"qcore.backup", "qcore.broker", "qcore.server", "qcore.wire", *BASE, "qcore"},
 }
 FROM = re.compile(r"^\s*from\s+([\w.]+)\s+c?import\s+(?:\(([^)]*)\)|(.*))", re.MULTILINE)
 PLAIN = re.compile(r"^\s*c?import\s+([\w.]+(?:\s*,\s*[\w.]+)*)", re.MULTILINE)

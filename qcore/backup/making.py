@@ -1,0 +1,193 @@
+"""Making a backup: a snapshot by SQLite itself, checked, packed, kept.
+
+The snapshot is taken with a connection of its own. Readers of a file in write-ahead mode
+do not hold writers up; what they do is to keep the log from being started over until
+they have finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from qcore import __version__
+from qcore.backup.places import (
+    META_SUFFIX,
+    WORK_PREFIX,
+    Backup,
+    Place,
+    new_key,
+    open_private,
+    prune,
+    remove_stale,
+    source_name,
+)
+from qcore.errors import BackupError, EngineBusyError
+from qcore.store.sqlite import APPLICATION_ID, BUSY_TIMEOUT_MS, SCHEMA_VERSION, drop_lock, take_lock
+
+PIECE_BYTES = 1 << 20
+GZIP_LEVEL = 6
+#: Room that a snapshot leaves on its disk.
+SPARE_BYTES = 64 * 1024 * 1024
+
+
+def make_backup(data: str | os.PathLike[str], place: Place, keep: int) -> tuple[Backup, list[str]]:
+    """Back a data file up, in use or not; the backup, and the keys of older ones that were removed.
+
+    It holds what was committed when it began; a plain add is so within the flush window.
+    Of the backups of this file the newest ``keep`` stay.
+
+    :raises BackupError: it could not be made, and nothing was removed; or older ones could not be removed
+    """
+    path = Path(os.path.realpath(data))
+    if not path.is_file():
+        raise BackupError(f"{path} is not there" if not path.exists() else f"{path} is not a file")
+    with _alone(path), _work(place) as work:
+        snapshot, packed = work / "snapshot.db", work / "snapshot.db.gz"
+        _check_room(path, work)
+        began_ms = time.time_ns() // 1_000_000
+        _snapshot(path, snapshot)
+        key = new_key(source_name(path), began_ms)
+        backup = _pack(snapshot, packed, key, began_ms, check_database(snapshot))
+        snapshot.unlink()
+        _keep(place, backup, packed)
+        try:
+            return backup, prune(place, keep, backup.key)
+        except BackupError as error:
+            raise BackupError(f"{backup.key} was made, but older ones were not removed: {error}") from None
+
+
+def _keep(place: Place, backup: Backup, packed: Path) -> None:
+    meta = backup.key + META_SUFFIX
+    try:
+        place.put_bytes(meta, backup.packed())
+        place.put(backup.key, packed)
+        kept = place.sizes().get(backup.key)
+        if kept != backup.packed_bytes:
+            raise BackupError(f"{place.name}: {backup.key} has {kept} bytes there, not {backup.packed_bytes}")
+    except BackupError:
+        for key in (backup.key, meta):
+            with contextlib.suppress(BackupError):
+                place.delete(key)
+        raise
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One backup of a file at a time, whoever makes it."""
+    name = f"{path}.backup"
+    try:
+        fd = take_lock(name)
+    except EngineBusyError as error:
+        raise BackupError(f"another backup of {path} runs: {str(error).rsplit(' is ', 1)[1]}") from None
+    try:
+        yield
+    finally:
+        drop_lock(name, fd)
+
+
+@contextlib.contextmanager
+def _work(place: Place) -> Iterator[Path]:
+    """A directory that only its owner can read, gone afterwards."""
+    base = place.work_directory
+    remove_stale(base)
+    try:
+        with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=base) as work:
+            yield Path(work)
+    except OSError as error:
+        raise BackupError(f"{error.filename or base}: {error.strerror or error}") from None
+
+
+def _check_room(path: Path, work: Path) -> None:
+    needed = sum(os.stat(f).st_size for f in (path, f"{path}-wal") if os.path.exists(f)) + SPARE_BYTES
+    free = shutil.disk_usage(work).free
+    if free < needed:
+        raise BackupError(
+            f"{work.parent} has {free >> 20:,} MiB free, a snapshot may need {needed >> 20:,} MiB"
+        )
+
+
+def _snapshot(path: Path, target: Path) -> None:
+    wal = Path(f"{path}-wal")
+    # Whoever may write tidies the log away when it is the last to leave; what is in it is not ours to move.
+    mode = "ro" if wal.exists() and wal.stat().st_size else "rw"
+    try:
+        with contextlib.closing(_connect(path, mode)) as con:
+            if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise BackupError(f"{path} is no data file of this program")
+            _known(path, con)
+            con.execute("VACUUM INTO ?", (str(target),))
+    except sqlite3.Error as error:
+        raise BackupError(f"{path}: {error}") from None
+    target.chmod(0o600)
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    con = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_TIMEOUT_MS / 1000,
+    )
+    con.text_factory = bytes
+    # A look at signals now and then: a snapshot is one long step.
+    con.set_progress_handler(lambda: 0, 100_000)
+    return con
+
+
+def _known(path: Path, con: sqlite3.Connection) -> int:
+    found = int(con.execute("PRAGMA user_version").fetchone()[0])
+    if found > SCHEMA_VERSION:
+        raise BackupError(f"{path} has schema version {found}, this program knows {SCHEMA_VERSION}")
+    return found
+
+
+def check_database(path: Path) -> tuple[int, int]:
+    """Number of jobs and schema version of a data file that nobody uses.
+
+    :raises BackupError: it is damaged, or not ours
+    """
+    try:
+        with contextlib.closing(_connect(path, "ro&immutable=1")) as con:
+            found = [str(row[0], "utf-8", "replace") for row in con.execute("PRAGMA integrity_check(10)")]
+            if found != ["ok"]:
+                raise BackupError(f"the database is damaged: {found[0]}")
+            if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise BackupError("the database is not one of this program")
+            return int(con.execute("SELECT count(*) FROM jobs").fetchone()[0]), _known(path, con)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise BackupError(f"the database is damaged: {error}") from None
+
+
+def _pack(snapshot: Path, packed: Path, key: str, began_ms: int, found: tuple[int, int]) -> Backup:
+    """Compress a snapshot, and describe what came of it."""
+    plain_hash, packed_hash = hashlib.sha256(), hashlib.sha256()
+    with open(snapshot, "rb") as source, open_private(packed) as target:
+        with gzip.GzipFile("", "wb", GZIP_LEVEL, target, mtime=0) as pack:
+            while piece := source.read(PIECE_BYTES):
+                plain_hash.update(piece)
+                pack.write(piece)
+        db_bytes = source.tell()
+    with open(packed, "rb") as source:
+        while piece := source.read(PIECE_BYTES):
+            packed_hash.update(piece)
+    return Backup(
+        key=key,
+        created_ms=began_ms,
+        jobs=found[0],
+        packed_bytes=packed.stat().st_size,
+        sha256=packed_hash.hexdigest(),
+        db_bytes=db_bytes,
+        db_sha256=plain_hash.hexdigest(),
+        schema=found[1],
+        qcore=__version__,
+    )
