@@ -68,7 +68,7 @@ cdef class Broker:
     cdef readonly bint hold_adds, hold_changes, hold_pulls
     cdef bint sync_adds, sync_changes
     cdef bint owes_sync                 # a held reply of the gathering cut promises an fsync
-    cdef int64_t flush_ns
+    cdef int64_t flush_ns, retry_first_ns
     cdef int64_t now_ms, now_ns
     # the gathering cut
     cdef list holding                   # outlets with held replies
@@ -141,6 +141,7 @@ cdef class Broker:
     cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1
     cdef int c_end_watch(self, Watch watch) except -1
     cdef bint c_commit_wanted(self) noexcept
+    cdef int64_t c_retry_ns(self) noexcept
     cdef c_begin_commit(self)
     cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept
     cdef int c_due(self) except -1

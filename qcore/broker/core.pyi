@@ -47,6 +47,7 @@ class Broker:
         sync_adds: bool = False,
         sync_changes: bool = False,
         flush_ms: int = 10,
+        retry_ms: int = 200,
         unflushed_limit: int = 100_000,
         max_completed: int = 50_000,
         max_waiting_deps: int = 10_000,
@@ -83,6 +84,8 @@ class Broker:
     def committing(self) -> bool: ...
     @property
     def degraded(self) -> tuple[str, str, int] | None: ...
+    @property
+    def trouble(self) -> str | None: ...
     @property
     def closed(self) -> bool: ...
     @property

@@ -52,10 +52,11 @@ cdef extern from "time.h" nogil:
 
 logger = logging.getLogger("qcore.broker")
 
-cdef int64_t RETRY_FIRST_NS = 200_000_000
 cdef int64_t RETRY_MOST_NS = 30_000_000_000
 
 cdef int64_t[N_BUCKETS - 1] BOUNDS_NS = [int(bound * 1e6) for bound in limits.LATENCY_BOUNDS_MS]
+
+cdef dict _TROUBLES = {"full": "disk full", "locked": "the data file is locked by another program"}
 
 cdef bytes K_OK = b"\xa2ok\xc3"
 cdef bytes K_JOB = b"\xa3job", K_JOBS = b"\xa4jobs", K_TOKEN = b"\xa5token", K_TOKENS = b"\xa6tokens"
@@ -93,7 +94,7 @@ cdef class Broker:
 
     def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
                   bint hold_adds=False, bint hold_pulls=False, bint sync_adds=False, bint sync_changes=False,
-                  int flush_ms=10, Py_ssize_t unflushed_limit=100_000,
+                  int flush_ms=10, int retry_ms=limits.DEFAULT_RETRY_MS, Py_ssize_t unflushed_limit=100_000,
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
@@ -116,6 +117,7 @@ cdef class Broker:
         self.sync_adds = sync_adds
         self.sync_changes = sync_changes
         self.flush_ns = <int64_t>flush_ms * 1000000
+        self.retry_first_ns = <int64_t>retry_ms * 1000000
         self.unflushed_limit = unflushed_limit
         self.holding = []
         self.staged = {}
@@ -717,7 +719,7 @@ cdef class Broker:
         if self.ends.c_first(&due, &item) and (left < 0 or due - self.now_ns < left):
             left = max(0, due - self.now_ns)
         if not self.committing and (self.dirty_since_ns or self.unwritten is not None):
-            due = self.retry_at_ns if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
+            due = self.c_retry_ns() if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
             if left < 0 or due - self.now_ns < left:
                 left = max(0, due - self.now_ns)
         due = self.archive.left_ms(self.now_ms)
@@ -760,10 +762,16 @@ cdef class Broker:
         if not self.durable or self.committing:
             return False
         if self.retry_at_ns:
-            return self.now_ns >= self.retry_at_ns
+            return self.now_ns >= self.c_retry_ns()
         if self.holding:
             return True
         return self.dirty_since_ns != 0 and self.now_ns - self.dirty_since_ns >= self.flush_ns
+
+    cdef int64_t c_retry_ns(self) noexcept:
+        """When a failed commit is tried again: sooner when somebody waits, who would take the server for dead."""
+        if self.holding:
+            return self.retry_at_ns - self.retry_wait_ns + self.retry_first_ns
+        return self.retry_at_ns
 
     cdef c_begin_commit(self):
         """Take the cut: every change so far, and the replies that promise it."""
@@ -838,7 +846,7 @@ cdef class Broker:
                     self.staged = {slot: seq for slot, seq in self.staged.items() if staged.get(slot) != seq}
             else:
                 self.unwritten = self.flight_cut
-                self.retry_wait_ns = min(max(RETRY_FIRST_NS, self.retry_wait_ns * 2), RETRY_MOST_NS)
+                self.retry_wait_ns = min(max(self.retry_first_ns, self.retry_wait_ns * 2), RETRY_MOST_NS)
                 self.retry_at_ns = self.now_ns + self.retry_wait_ns
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
@@ -854,10 +862,11 @@ cdef class Broker:
                     _raw(outlet.out, held)
                     _raw(outlet.out, held_adds)
                 else:
-                    kind = self.degraded[1]
-                    why = "disk full" if kind == "full" else "storage error"
+                    why = self.trouble
                     _refuse_held(outlet.out, held, f"Outcome unknown: applied in memory, not yet on disk ({why})")
-                    _refuse_held(outlet.out, held_adds, f"Nothing was stored ({why})")
+                    # After a sync that failed a crash may still bring back what was written.
+                    _refuse_held(outlet.out, held_adds, f"Outcome unknown: not in memory, perhaps on disk ({why})"
+                                 if getattr(error, "unsure", False) else f"Nothing was stored ({why})")
                 self.c_notify(outlet)
             self.c_notice(self.flight_noticed)
             self.flight_noticed = []
@@ -964,6 +973,13 @@ cdef class Broker:
     def new_id(self):
         """A fresh id from the broker's source."""
         return self.engine.ids.next_id(self.now_ms)
+
+    @property
+    def trouble(self):
+        """Why the data file cannot be written, in words for a caller; None when it can."""
+        if self.degraded is None:
+            return None
+        return _TROUBLES.get(self.degraded[1], "storage error")
 
     @property
     def unflushed(self):

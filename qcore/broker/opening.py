@@ -21,6 +21,7 @@ from qcore.limits import (
     DEFAULT_MAX_METRIC_MINUTES,
     DEFAULT_MAX_QUEUE_EVENTS,
     DEFAULT_MAX_WAITING_DEPS,
+    DEFAULT_RETRY_MS,
 )
 from qcore.store import open_store
 from qcore.store.base import Cut, Row, Store
@@ -58,6 +59,7 @@ def open_broker(
     seed: bytes | None = None,
     store: Store | None = None,
     flush_ms: int = 10,
+    retry_ms: int = DEFAULT_RETRY_MS,
     max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
     completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS,
@@ -90,6 +92,7 @@ def open_broker(
             sync_adds=adds == "synced",
             sync_changes=changes == "synced",
             flush_ms=flush_ms,
+            retry_ms=retry_ms,
             max_completed=max_completed,
             retention_ms=completed_retention_ms,
             max_waiting_deps=max_waiting_deps,

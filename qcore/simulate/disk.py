@@ -110,7 +110,7 @@ class DiskStore:
         disk.write(encode(cut), sync)
         if fault == "unknown":
             disk.fault = None
-            raise StoreFault("made to fail after the write", "io")
+            raise StoreFault("made to fail after the write", "io", unsure=True)
 
     def maintain(self) -> bool:
         return False

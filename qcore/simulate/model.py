@@ -161,8 +161,7 @@ class Model:
         self.gathering: dict[str, None] = {}
         self.flight: Flight | None = None
         self.degraded: str | None = None
-        self.retry_at_ns = 0
-        self._retry_wait_ns = 0
+        self._failed_ns = self._retry_wait_ns = 0
         self._run_ms = run_ms
         self._numbers = 0
         self._waited = 0
@@ -411,6 +410,21 @@ class Model:
     # --- commits ---------------------------------------------------------------------------
 
     @property
+    def trouble(self) -> str:
+        """Why nothing can be written, as callers are told."""
+        assert self.degraded is not None
+        return {"full": "disk full", "locked": "the data file is locked by another program"}.get(
+            self.degraded, "storage error"
+        )
+
+    @property
+    def retry_at_ns(self) -> int:
+        """When a failed commit is tried again; 0 when none failed."""
+        if self.holding and self._retry_wait_ns:
+            return self._failed_ns + RETRY_FIRST_NS
+        return self._failed_ns + self._retry_wait_ns if self._retry_wait_ns else 0
+
+    @property
     def holding(self) -> bool:
         """Whether a reply waits for a cut that is still to be taken."""
         return any(expected.where in ("held", "held_adds") for expected in self.expected.values())
@@ -479,7 +493,7 @@ class Model:
                 self.flight.replies[key] = self.expected.pop(key)
         return cut
 
-    def end_commit(self, fault: str | None) -> None:
+    def end_commit(self, fault: str | None, *, unsure: bool = False) -> None:
         """The cut is on disk, or is not; the replies that promised it."""
         flight = self.flight
         assert flight is not None
@@ -497,17 +511,18 @@ class Model:
         if fault is None:
             self._unwritten = {}
             self.degraded = None
-            self.retry_at_ns = self._retry_wait_ns = 0
+            self._retry_wait_ns = 0
         else:
             self.degraded = fault
             self._retry_wait_ns = min(max(RETRY_FIRST_NS, self._retry_wait_ns * 2), RETRY_MOST_NS)
-            self.retry_at_ns = self.now_ns + self._retry_wait_ns
+            self._failed_ns = self.now_ns
         for key, expected in flight.replies.items():
             if fault is not None and not expected.reply.keys() & {"job", "jobs"}:
-                why = "disk full" if fault == "full" else "storage error"
-                text = f"Nothing was stored ({why})"
+                text = f"Nothing was stored ({self.trouble})"
                 if expected.where == "held":
-                    text = f"Outcome unknown: applied in memory, not yet on disk ({why})"
+                    text = f"Outcome unknown: applied in memory, not yet on disk ({self.trouble})"
+                elif unsure:
+                    text = f"Outcome unknown: not in memory, perhaps on disk ({self.trouble})"
                 expected.reply = {"ok": False, "error": text, "reqId": key[1]}
             expected.where = "out"
             self.expected[key] = expected
@@ -542,7 +557,7 @@ class Model:
         self.expected, self.waits, self.watches = {}, {}, []
         self.staged, self.gathering, self.flight = {}, {}, None
         self.degraded = None
-        self.retry_at_ns = self._retry_wait_ns = 0
+        self._retry_wait_ns = 0
 
 
 def _content(job: Job) -> tuple[object, ...]:

@@ -200,8 +200,7 @@ def _key(options: Mapping[str, Any]) -> KeyOf | None:
 
 def _admissible(model: Model, options: Mapping[str, Any]) -> None:
     if model.degraded is not None and options.get("durable"):
-        kind = "disk full" if model.degraded == "full" else "storage error"
-        raise Refused(f"Nothing was stored: the data file cannot be written ({kind})")
+        raise Refused(f"Nothing was stored: the data file cannot be written ({model.trouble})")
 
 
 def _where(model: Model, how: set[str]) -> Literal["out", "held", "held_adds"]:

@@ -444,7 +444,10 @@ class World:
         self.broker.end_commit(error)
         if clean:
             self._changed()  # what it published may have been delivered at once
-        self.model.end_commit(None if error is None else getattr(error, "kind", "other"))
+        self.model.end_commit(
+            None if error is None else getattr(error, "kind", "other"),
+            unsure=getattr(error, "unsure", False),
+        )
 
     def _settle(self) -> None:
         """Write until there is nothing to write."""

@@ -44,12 +44,14 @@ class StoreFault(StoreError):
     """A store failed; ``kind`` is the reason in one word.
 
     ``full``, ``locked``, ``corrupt``, ``foreign``, ``newer``, ``readonly``,
-    ``missing``, ``io`` or ``other``.
+    ``missing``, ``io`` or ``other``. ``unsure``: a commit was written and could not be
+    finished, so a crash before the next one may bring it back.
     """
 
-    def __init__(self, message: str, kind: str = "other") -> None:
+    def __init__(self, message: str, kind: str = "other", *, unsure: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
+        self.unsure = unsure
 
 
 @dataclass(slots=True)

@@ -17,7 +17,9 @@ from libc.string cimport memcpy, memset
 import _sqlite3
 import os
 from qcore.store.base import SIDE_TABLES, pack_rows
-from qcore.store.sqlite import BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, PAGE_BYTES, SqliteStore, fault_of
+from qcore.store.sqlite import (
+    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, PAGE_BYTES, SqliteStore, commit_fault_of, fault_of,
+)
 
 cdef extern from "dlfcn.h" nogil:
     void *dlopen(const char *name, int flags)
@@ -173,8 +175,8 @@ cdef class _Connection:
             raise self.fault()
 
     cdef object fault(self):
-        return fault_of(api.extended_errcode(self.db) & 0xFF,
-                        (<bytes>api.errmsg(self.db)).decode("utf-8", "replace"), self.path)
+        return commit_fault_of(api.extended_errcode(self.db),
+                               (<bytes>api.errmsg(self.db)).decode("utf-8", "replace"), self.path)
 
     cdef int c_step(self, int which) noexcept nogil:
         """Run a bound statement that gives no rows. SQLITE_DONE when it did."""

@@ -109,6 +109,8 @@ _KINDS = {
     sqlite3.SQLITE_IOERR: "io",
 }
 
+_BEFORE_THE_MARK = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
+
 # Owned files of this process. A second look at an owned file must not even open it:
 # closing any descriptor of it would drop the locks that SQLite holds.
 _owned: dict[tuple[int, int], str] = {}
@@ -432,7 +434,7 @@ class SqliteStore:
                 self._roll_back()
                 if not isinstance(error, sqlite3.Error):
                     raise
-                fault = _fault(error, self.path)
+                fault = commit_fault_of(getattr(error, "sqlite_errorcode", 0), str(error), self.path)
                 self._last_error = str(fault)
                 raise fault from error
             self._has_payloads = has_payloads
@@ -717,6 +719,21 @@ def fault_of(code: int, text: str, path: str) -> StoreFault:
     return StoreFault(f"{path}: {text}", _KINDS.get(code, "other"))
 
 
+def commit_fault_of(code: int, text: str, path: str) -> StoreFault:
+    """The error for an extended result code of a commit."""
+    fault = fault_of(code & 0xFF, text, path)
+    # A failed write leaves the mark of the commit out; whatever comes after has it in the log.
+    fault.unsure = fault.kind == "io" and code not in _BEFORE_THE_MARK
+    return fault
+
+
+def _system_fault(error: OSError, text: str) -> StoreFault:
+    kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "readonly"
+    if error.errno in (errno.EIO, errno.EMFILE, errno.ENFILE):
+        kind = "io"
+    return StoreFault(f"{text}: {error.strerror}", kind)
+
+
 def _inspect(path: str) -> None:
     """Refuse a file that is not ours, before SQLite may leave a mark on it."""
     try:
@@ -727,7 +744,7 @@ def _inspect(path: str) -> None:
             raise StoreFault(f"{directory} is not a directory; it must exist", "missing") from None
         return
     except OSError as error:
-        raise StoreFault(f"{path} cannot be opened: {error.strerror}", "readonly") from None
+        raise _system_fault(error, f"{path} cannot be opened") from None
     if stat.S_ISDIR(found.st_mode):
         raise StoreFault(f"{path} is a directory", "foreign")
     if not stat.S_ISREG(found.st_mode):
@@ -739,7 +756,7 @@ def _inspect(path: str) -> None:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
     except OSError as error:
-        raise StoreFault(f"{path} cannot be read: {error.strerror}", "readonly") from None
+        raise _system_fault(error, f"{path} cannot be read") from None
     if not os.access(path, os.W_OK):
         raise StoreFault(f"{path} is not writable", "readonly")
     if not head:
@@ -772,7 +789,7 @@ def take_lock(path: str) -> int:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise StoreFault(f"{path} needs {name} beside it: {error.strerror}", "readonly") from None
+            raise _system_fault(error, f"{path} needs {name} beside it") from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -787,8 +804,11 @@ def take_lock(path: str) -> int:
             except FileNotFoundError:
                 same = False
             if same:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                try:
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                except OSError as error:
+                    raise _system_fault(error, f"{path} needs {name} beside it") from None
                 return fd
         except BaseException:
             os.close(fd)

@@ -278,6 +278,56 @@ def test_other_changes_stay_and_are_tried_again_until_they_are_written(
     assert [again.good("GetState", id=i)["state"] for i in "ab"] == ["completed", "waiting"]
 
 
+def test_who_waits_while_the_disk_fails_is_answered_soon(
+    broker: Broker, talk: Talk, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Alone the broker tries every 30 s; a worker that acknowledges would take it for dead until then."""
+    talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": i} for i in "ab"])
+    talk.good("PULLB", queue="q", count=2)
+    store.broken = FULL
+    for _ in range(9):
+        commit(broker, broker.begin_commit())
+    assert broker.pump()[0] > 1
+    clock.advance(100)
+    talk.send({"cmd": "ACK", "id": "a"})
+    assert broker.pump() == (pytest.approx(0.1), None)
+    clock.advance(100)
+    commit(broker, broker.pump()[1])
+    assert [reply["error"] for reply in talk.replies()] == [UNKNOWN]
+    assert broker.pump()[0] > 1
+    talk.send({"cmd": "ACK", "id": "b"})
+    assert broker.pump() == (pytest.approx(0.2), None)
+    store.broken = None
+    clock.advance(200)
+    commit(broker, broker.pump()[1])
+    assert talk.replies() == [{"ok": True}]
+
+
+def test_a_durable_add_whose_sync_failed_may_come_back(
+    broker: Broker, talk: Talk, store: MemoryStore
+) -> None:
+    """It is in the log although the commit failed, so a crash now would bring it back: nobody knows."""
+    store.broken = StoreFault("disk I/O error", "io", unsure=True)
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "d", "durable": True})
+    commit(broker, broker.pump()[1])
+    assert [reply["error"] for reply in talk.replies()] == [
+        "Outcome unknown: not in memory, perhaps on disk (storage error)"
+    ]
+    assert len(broker.engine) == 0
+
+
+def test_a_file_that_another_program_locks_is_named_as_the_reason(
+    broker: Broker, talk: Talk, store: MemoryStore
+) -> None:
+    store.broken = StoreFault("database is locked", "locked")
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "durable": True})
+    commit(broker, broker.pump()[1])
+    why = "the data file is locked by another program"
+    assert [reply["error"] for reply in talk.replies()] == [f"Nothing was stored ({why})"]
+    assert why in talk.refused("PUSH", queue="q", name="n", durable=True)
+    assert talk.good("StorageStatus")["data"]["error"] == "locked"
+
+
 def test_a_pulled_job_is_delivered_although_its_commit_failed(store: MemoryStore, clock: ManualClock) -> None:
     """Nobody else would run it, and nobody could give it back."""
     broker = open_broker(store=store, mode="embedded", clock=clock, seed=SEED)

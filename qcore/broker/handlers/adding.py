@@ -135,7 +135,7 @@ def admissible(session: Session, jobs: list[Fields]) -> None:
             if limit is not None and len(data) > limit:
                 raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
         if broker.degraded is not None:
-            kind = "disk full" if broker.degraded[1] == "full" else "storage error"
+            kind = broker.trouble
             if options.get("durable"):
                 raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
             if broker.unflushed > broker.unflushed_limit:
