@@ -33,7 +33,8 @@ def main(data: str, least_age_ms: int) -> int:
         newest = find_newest(place, Path(data))
         age_ms = least_age_ms if newest is None else max(0, time.time_ns() // 1_000_000 - newest.created_ms)
         if age_ms < least_age_ms:
-            print(json.dumps({"made": False, "age_ms": age_ms}))
+            created_ms = newest.created_ms if newest is not None else 0
+            print(json.dumps({"made": False, "age_ms": age_ms, "created_ms": created_ms}))
             return 0
         backup, removed = make_backup(data, place, settings.keep)
     except QError as error:

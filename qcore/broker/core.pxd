@@ -104,6 +104,7 @@ cdef class Broker:
     cdef uint32_t last_number
     cdef list to_notify
     cdef readonly bint closed, intake
+    cdef public object backups          # the host's: figures of the backups it makes by itself; or None
     cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit
     cdef readonly int64_t started_ms, started_ns

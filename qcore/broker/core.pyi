@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, final
 
@@ -33,6 +33,7 @@ class Watch: ...
 
 @final
 class Broker:
+    backups: Callable[[], Mapping[str, float]] | None
     recovery: Recovery
     rate_sample: tuple[int, tuple[int, ...], tuple[float, ...]] | None
     def __new__(

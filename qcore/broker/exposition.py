@@ -71,6 +71,8 @@ class _Figures(Collector):
         for name, n in broker.sizes().items():
             sizes.add_metric([name], n)
         yield sizes
+        if broker.backups is not None:
+            yield from _of_backups(broker.backups())
         yield from self._of_queues()
 
     def _of_queues(self) -> Iterator[Metric]:
@@ -107,6 +109,23 @@ class _Figures(Collector):
             ended["completed"].add_metric([name], queue.completions.total)
             ended["failed"].add_metric([name], queue.failures.total)
         yield from (*gauges.values(), paused, *ended.values())
+
+
+def _of_backups(figures: Mapping[str, float]) -> Iterator[Metric]:
+    outcomes = CounterMetricFamily(
+        "bunqueue_backups", "Backups of the server's schedule since the start", labels=["outcome"]
+    )
+    for outcome in ("success", "failure"):
+        outcomes.add_metric([outcome], figures[outcome])
+    yield outcomes
+    for name, help_ in (
+        ("running", "1 while a backup is looked for or made"),
+        (
+            "last_success_seconds",
+            "When the newest known backup was made, since the epoch; 0 for none",
+        ),
+    ):
+        yield GaugeMetricFamily(f"bunqueue_backup_{name}", help_, figures[name])
 
 
 def _label(state: str) -> str:

@@ -74,10 +74,7 @@ class _Flush:
 
 
 class Backups:
-    """A thread that starts a backup whenever the newest one is older than the interval.
-
-    ``attempts`` is always ``successes + failures`` and one if ``running``.
-    """
+    """A thread that starts a backup whenever the newest one is older than the interval."""
 
     def __init__(self, data: str, settings: BackupSettings, flush: Callable[[float], str | None]) -> None:
         self._data = data
@@ -86,12 +83,18 @@ class Backups:
         self._stop = threading.Event()
         self._child: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="qcore-backups", daemon=True)
-        self.successes = self.failures = 0
-        self.running = False
+        self._successes = self._failures = 0
+        self._running = False
+        self._newest_ms = 0
 
-    @property
-    def attempts(self) -> int:
-        return self.successes + self.failures + self.running
+    def figures(self) -> dict[str, float]:
+        """For monitoring. An attempt is one of the outcomes, or the one that is running."""
+        return {
+            "success": self._successes,
+            "failure": self._failures,
+            "running": int(self._running),
+            "last_success_seconds": self._newest_ms / 1000,
+        }
 
     def start(self) -> None:
         self._thread.start()
@@ -120,20 +123,19 @@ class Backups:
         interval_s = self._settings.interval_ms / 1000
         retry_s = LEAST_INTERVAL_MS / 1000
         while not self._stop.is_set():
-            self.running = True
+            self._running = True
             try:
                 wait_s = self._make()
             except Exception as error:
                 if self._stop.is_set():
-                    self.running = False
                     return
-                self.failures += 1
+                self._failures += 1
                 logger.error("backup failed: %s", error)
                 wait_s = min(retry_s, interval_s)
                 retry_s *= 2
             else:
                 retry_s = LEAST_INTERVAL_MS / 1000
-            self.running = False
+            self._running = False
             self._stop.wait(wait_s)
 
     def _make(self) -> float:
@@ -163,9 +165,10 @@ class Backups:
                 next((line for line in reversed(lines) if line), f"exit code {child.returncode}")
             )
         found: dict[str, Any] = json.loads(out)
+        self._newest_ms = found["created_ms"]
         if not found["made"]:
             return max(1.0, (interval_ms - int(found["age_ms"])) / 1000)
-        self.successes += 1
+        self._successes += 1
         logger.info(
             "backup %s: %d jobs, %d bytes; %d older ones removed",
             found["key"],

@@ -101,6 +101,8 @@ class Server:
             if options.data is not None and options.backups is not None
             else None
         )
+        if self._backups is not None:
+            self.broker.backups = self._backups.figures
         self._stopping = 0
         self._stop_at_ns = 0
         self._accept_at_ns = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def figures(line: Line) -> dict[str, float]:
+    """What the server says to Prometheus of its backups."""
+    text = line.call("Prometheus")["data"]["metrics"]
+    found = re.findall(r"^bunqueue_backup(?:s_total|_)([^ ]+) (.*)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
 def test_one_is_made_when_none_is_younger_than_the_interval(
     data: Path, place: Place, serve: Callable[..., Server]
 ) -> None:
@@ -40,13 +48,24 @@ def test_one_is_made_when_none_is_younger_than_the_interval(
     )
     server = serve(data, *options)
     until(lambda: len(list_backups(place)) == 1)
-    assert server.stop() == 0
+    line = Line(server.port)
+    until(lambda: not figures(line)["running"])
     (first,) = list_backups(place)
+    assert figures(line) == {
+        '{outcome="success"}': 1,
+        '{outcome="failure"}': 0,
+        "running": 0,
+        "last_success_seconds": first.created_ms / 1000,
+    }
+    line.close()
+    assert server.stop() == 0
     assert first.jobs == 20
     # The next server finds it young enough.
     server = serve(data, *options)
     line = Line(server.port)
     line.call("PUSH", queue="q", name="n", data=1, durable=True)
+    until(lambda: figures(line)["last_success_seconds"] == first.created_ms / 1000)
+    assert figures(line)['{outcome="success"}'] == 0
     line.close()
     assert server.stop() == 0
     assert list_backups(place) == [first]
@@ -76,6 +95,8 @@ def test_a_failure_is_one_line_in_the_log_and_the_server_goes_on(data: Path, tmp
         assert str(tmp_path / "file") in told
         line = Line(port)
         assert line.call("PUSH", queue="q", name="n", data=1, durable=True)["ok"]
+        until(lambda: figures(line)['{outcome="failure"}'] == 1)
+        assert figures(line)["last_success_seconds"] == 0
         line.close()
         server.terminate()
         _, rest = server.communicate(timeout=60)
