@@ -59,7 +59,7 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
     if kind == EV_COMPLETED or kind == EV_STALLED:
         more = data is not None
     elif kind == EV_FAILED:
-        more = 1
+        more = data[0] is not None
         if len(<tuple>data) == 4:
             more += (data[1] is not None) + (data[2] is not None)
     elif kind == EV_PROGRESS:
@@ -82,9 +82,10 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
         _raw(w, K_DATA)
         _payload(w, data[0], data[1], caps)
     elif kind == EV_FAILED:
-        _raw(w, K_ERROR)
-        w.c_value(data[0])
-        if more > 1:
+        if data[0] is not None:
+            _raw(w, K_ERROR)
+            w.c_value(data[0])
+        if len(<tuple>data) == 4:
             if data[2] is not None:
                 _raw(w, K_DATA)
                 _payload(w, data[2], data[3], caps)

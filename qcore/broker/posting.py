@@ -183,7 +183,8 @@ def encoded(notice: Notice) -> bytes:
     if kind == "completed" and data is not None:
         out["data"] = _opened(data[0])
     elif kind == "failed":
-        out["error"] = data[0]
+        if data[0] is not None:
+            out["error"] = data[0]
         out["terminal"] = True
         if len(data) == 4:
             out["terminal"] = data[1] is not False

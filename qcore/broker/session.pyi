@@ -67,7 +67,7 @@ class Session(Outlet):
         self,
         job_id: str,
         token: str | None,
-        error: str,
+        error: str | None,
         stack: list[str] | None,
         unrecoverable: bool,
         remove: _Removal,

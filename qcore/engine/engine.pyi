@@ -78,7 +78,7 @@ class Engine(Queries):
         now_ms: int,
         *,
         token: str | None = None,
-        error: str = "",
+        error: str | None = None,
         stack: list[str] | None = None,
         unrecoverable: bool = False,
         remove: bool | int | dict[str, Any] = False,

@@ -217,7 +217,7 @@ cdef class Engine(Queries):
             self.c_finalise(hi, lo, "completed")
         return True
 
-    def fail(self, str job_id not None, int64_t now_ms, *, str token=None, str error="", list stack=None,
+    def fail(self, str job_id not None, int64_t now_ms, *, str token=None, str error=None, list stack=None,
              bint unrecoverable=False, object remove=False, bint remember=False):
         """Fail an active job: retry after its backoff, or dead-letter it. False as for :meth:`ack`.
 
@@ -309,7 +309,8 @@ cdef class Engine(Queries):
         job = self.job_at(slot)
         if job.state == ACTIVE:
             self.c_demand(slot, token, job_id)
-            self.c_release(slot, now_ms)
+            # Behind what is ready already: its holder said "not now".
+            self.c_postpone(slot, now_ms, now_ms)
             q = self.c_queue_of(job)
             if self.c_event(q, EV_WAITING):
                 self.c_emit(EV_WAITING, q, job, now_ms, "active")

@@ -21,7 +21,6 @@ cdef class Flows(Losses):
     cdef int c_detach(self, uint32_t parent, set gone, int64_t now_ms) except -1
     cdef int c_resolve(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_unpark(self, uint32_t slot, int64_t now_ms, bint tell) except -1
-    cdef c_timeline_add(self, Job *job, str state, int64_t now_ms)
     cdef bint c_same_child(self, str job_id, object parent_id) except -1
     cdef int c_tell_parents(self, int64_t now_ms) except -1
     cdef int c_fail_parked(self, uint32_t slot, str error, int64_t now_ms) except -1

@@ -291,13 +291,6 @@ cdef class Flows(Losses):
                     self.c_unpark(parent, now_ms, True)
         return 0
 
-    cdef c_timeline_add(self, Job *job, str state, int64_t now_ms):
-        cdef list timeline = self.c_timeline(job, self.c_extra(job))
-        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
-            timeline.append({"state": state, "timestamp": now_ms})
-
-    # --- what follows from an end ---------------------------------------------------------
-
     cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1:
         cdef Job *job = self.job_at(slot)
         if job.flags & F_NEEDED:
@@ -356,6 +349,8 @@ cdef class Flows(Losses):
         cdef Job *job = self.job_at(slot)
         cdef dict extra = None if job.extra == NULL else <dict>job.extra
         Losses.c_after_failed(self, slot, error, now_ms)
+        if error is None:
+            error = "Unknown error"
         if not job.flags & F_LINKED:
             return 0
         self.c_end_ties(slot)
@@ -417,6 +412,7 @@ cdef class Flows(Losses):
         cdef dict extra = self.c_extra(job)
         cdef list timeline = self.c_timeline(job, extra)
         self.c_take_parked(q, slot, job)
+        self.c_record(job, NULL, extra, "unknown", error, now_ms)
         extra.pop("childFailed", None)
         extra["failedReason"] = error
         if len(timeline) < limits.MAX_TIMELINE_ENTRIES:

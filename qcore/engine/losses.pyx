@@ -51,6 +51,7 @@ cdef class Losses(Transitions):
         extra["lastToken"] = (hi, lo)
         if how == AFTER_BACKOFF:
             job.run_ms = now_ms + self.c_backoff(job, extra)
+        self.c_note_retry(job, extra, now_ms)
         return self.c_requeue(q, slot, job, now_ms, how == AFTER_BACKOFF)
 
     cdef int c_cut_off(self, uint32_t slot, int64_t now_ms) except -1:

@@ -153,6 +153,7 @@ cdef class Table:
     cdef Py_ssize_t c_id_text(self, Job *job, char *buffer, const char **text) noexcept
     cdef str c_id(self, Job *job)
     cdef list c_timeline(self, Job *job, dict extra)
+    cdef int c_timeline_add(self, Job *job, str state, int64_t now_ms) except -1
     cdef str c_first_state(self, Job *job)
     cdef c_mark_queue(self, Queue q)
     cdef uint64_t c_hash(self, const void *p, Py_ssize_t n) noexcept

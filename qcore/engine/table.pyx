@@ -317,6 +317,12 @@ cdef class Table:
             found = extra["timeline"] = [{"state": self.c_first_state(job), "timestamp": job.created_ms}]
         return <list>found
 
+    cdef int c_timeline_add(self, Job *job, str state, int64_t now_ms) except -1:
+        cdef list timeline = self.c_timeline(job, self.c_extra(job))
+        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
+            timeline.append({"state": state, "timestamp": now_ms})
+        return 0
+
     cdef str c_first_state(self, Job *job):
         if job.first_state == READY:
             return "prioritized" if job.priority > 0 else "waiting"

@@ -75,6 +75,7 @@ cdef class Transitions(Capacity):
     cdef int c_fail(self, uint32_t slot, str error, object stack, str reason, bint final, bint remove,
                     int64_t now_ms) except -1
     cdef int c_bury(self, Queue q, uint32_t slot, Job *job, str reason, object error, int64_t now_ms) except -1
+    cdef int c_note_retry(self, Job *job, dict extra, int64_t now_ms) except -1
     cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1
     cdef int c_forget(self, uint32_t slot) except -1
     cdef int c_evict(self, uint32_t slot) except -1
@@ -99,6 +100,7 @@ cdef class Transitions(Capacity):
     cdef void c_forget_evidence(self, Job *job) noexcept
     cdef void c_leave_dead(self, Queue q, Run *run) noexcept
     cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
+    cdef int c_record(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms) except -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2

@@ -756,6 +756,7 @@ cdef class Transitions(Capacity):
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
         job.run_ms = now_ms + self.c_backoff(job, extra)
+        self.c_note_retry(job, extra, now_ms)
         self.c_requeue(q, slot, job, now_ms, True)
         if self.c_event(q, EV_RETRIED):
             self.c_emit(EV_RETRIED, q, job, now_ms, None)
@@ -771,22 +772,37 @@ cdef class Transitions(Capacity):
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms):
         """Write down a charged execution: its timeline entries and its attempt record."""
         cdef list timeline = self.c_timeline(job, extra)
+        cdef dict entry = {"state": "failed", "timestamp": now_ms}
+        if error is not None:
+            entry["error"] = error
+        entry["attempt"] = job.attempts
+        self.c_timeline_add(job, "active", run.started_ms)
+        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
+            timeline.append(entry)
+        self.c_record(job, run, extra, reason, error, now_ms)
+        extra["failedReason"] = error
+
+    cdef int c_record(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms) except -1:
+        """Write down how an execution ended, or with ``run`` NULL that there was none."""
         cdef list attempts = extra.setdefault("attemptRecords", [])
-        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
-            timeline.append({"state": "active", "timestamp": run.started_ms})
-        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
-            timeline.append({"state": "failed", "timestamp": now_ms, "error": error, "attempt": job.attempts})
+        cdef int64_t began_ms = job.created_ms if run == NULL else run.started_ms
         if len(attempts) == limits.MAX_TIMELINE_ENTRIES:
             del attempts[0]
         attempts.append({
             "attempt": job.attempts,
-            "startedAt": run.started_ms,
+            "startedAt": began_ms,
             "failedAt": now_ms,
             "reason": reason,
             "error": error,
-            "duration": now_ms - run.started_ms,
+            "duration": 0 if run == NULL else now_ms - began_ms,
         })
-        extra["failedReason"] = error
+        return 0
+
+    cdef int c_note_retry(self, Job *job, dict extra, int64_t now_ms) except -1:
+        cdef list timeline = self.c_timeline(job, extra)
+        if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
+            timeline.append({"state": "waiting", "timestamp": now_ms, "attempt": job.attempts + 1})
+        return 0
 
     cdef int c_requeue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms, bint later) except -1:
         """A job that has left the active state goes back to its queue.
@@ -794,11 +810,6 @@ cdef class Transitions(Capacity):
         ``later``: it waits for its run time. Else it was ready before and is so again, also
         when the wall clock was set back meanwhile, and keeps its place.
         """
-        cdef list timeline
-        if job.extra != NULL and "timeline" in <dict>job.extra:
-            timeline = (<dict>job.extra)["timeline"]
-            if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
-                timeline.append({"state": "waiting", "timestamp": now_ms, "attempt": job.attempts + 1})
         slab_free(&self.runs, job.run)
         job.run = 0
         self.c_mark(slot, job)
@@ -1070,6 +1081,7 @@ cdef class Transitions(Capacity):
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         self.c_leave_active(q, slot, job, self.run_at(job.run))
+        self.c_timeline_add(job, "active", self.run_at(job.run).started_ms)
         return self.c_requeue(q, slot, job, now_ms, False)
 
     cdef int c_abandon(self, uint32_t slot, int64_t now_ms) except -1:
@@ -1081,6 +1093,7 @@ cdef class Transitions(Capacity):
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         self.c_leave_active(q, slot, job, self.run_at(job.run))
+        self.c_timeline_add(job, "active", self.run_at(job.run).started_ms)
         job.run_ms = run_ms
         return self.c_requeue(q, slot, job, now_ms, True)
 
@@ -1125,8 +1138,11 @@ cdef class Transitions(Capacity):
         """Dead-letter a queued or active job by request. No attempt is charged, no event told."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
+        cdef Run *run = NULL
         if job.state == ACTIVE:
-            self.c_leave_active(q, slot, job, self.run_at(job.run))
+            run = self.run_at(job.run)
+            self.c_leave_active(q, slot, job, run)
+            self.c_timeline_add(job, "active", run.started_ms)
         else:
             # All that can fail comes before the first change.
             if not self.spare_run:
@@ -1141,6 +1157,7 @@ cdef class Transitions(Capacity):
             self.run_at(job.run).job = slot
             if job.extra != NULL:
                 (<dict>job.extra).pop("lastToken", None)
+        self.c_record(job, run, self.c_extra(job), "unknown", None, now_ms)
         return self.c_bury(q, slot, job, "unknown", None, now_ms)
 
     cdef int c_redo(self, uint32_t slot, int64_t now_ms) except -1:

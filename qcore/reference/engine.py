@@ -489,7 +489,7 @@ class Engine(Keys, Capacity):
         now_ms: int,
         *,
         token: str | None = None,
-        error: str = "",
+        error: str | None = None,
         unrecoverable: bool = False,
         remove: Removal = False,
     ) -> bool:
@@ -503,7 +503,7 @@ class Engine(Keys, Capacity):
         self._fail(job, now_ms, error, unrecoverable, remove)
         return True
 
-    def _fail(self, job: Job, now_ms: int, error: str, final: bool, remove: bool) -> None:
+    def _fail(self, job: Job, now_ms: int, error: str | None, final: bool, remove: bool) -> None:
         self._leave_active(job)
         job.attempts += 1
         final = final or job.attempts >= job.max_attempts

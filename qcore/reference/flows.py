@@ -263,11 +263,11 @@ class FlowEngine(Engine):
         job.ties.settled = len(job.ties.depends_on)
         self._enqueue(job, now_ms)
 
-    def _fail(self, job: Job, now_ms: int, error: str, final: bool, remove: bool) -> None:
+    def _fail(self, job: Job, now_ms: int, error: str | None, final: bool, remove: bool) -> None:
         job.failed_reason = error
         super()._fail(job, now_ms, error, final, remove)
         if job.id not in self.jobs:
-            self._failed(job, error, now_ms)
+            self._failed(job, error or "Unknown error", now_ms)
 
     def _lose(
         self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False

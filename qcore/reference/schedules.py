@@ -243,7 +243,7 @@ class ScheduledEngine(Engine):
             self._succeed(job, now_ms)
         return done
 
-    def _fail(self, job: Job, now_ms: int, error: str, final: bool, remove: bool) -> None:
+    def _fail(self, job: Job, now_ms: int, error: str | None, final: bool, remove: bool) -> None:
         super()._fail(job, now_ms, error, final, remove)
         if remove or job.remove_on_fail:
             self._after_failure(job, now_ms, gone=job.id not in self.jobs)

@@ -7,7 +7,6 @@ from typing import Any
 
 from qcore.engine.cron import Cron
 from qcore.errors import LeaseError, NotFoundError, StateError
-from qcore.reference import engine as reference
 from qcore.reference.engine import Job, Removal
 from qcore.reference.flows import FlowEngine
 from qcore.reference.schedules import ScheduledEngine
@@ -78,7 +77,7 @@ class PlainEngine(ScheduledEngine, FlowEngine):
         now_ms: int,
         *,
         token: str | None = None,
-        error: str = "",
+        error: str | None = None,
         unrecoverable: bool = False,
         remove: Removal = False,
         remember: bool = False,
@@ -149,7 +148,8 @@ class PlainEngine(ScheduledEngine, FlowEngine):
             raise NotFoundError("Cannot move job from state 'unknown' to waiting")
         if job.state == "active":
             self._demand(job, token)
-            reference.Engine._return(self, job)  # also the job of a schedule: its holder gives it back
+            job.run_ms = now_ms  # behind what is ready already
+            self._enqueue(job, now_ms)  # also the job of a schedule: its holder gives it back
         elif job.state == "delayed":
             self.promote(job_id, now_ms)
         elif job.state == "failed":

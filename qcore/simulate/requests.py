@@ -349,7 +349,7 @@ def _fail(model: Model, key: Key, request: Request) -> Reply:
         request["id"],
         model.now_ms,
         token=request.get("token"),
-        error=request.get("error", "Unknown error"),
+        error=request.get("error"),
         unrecoverable=request.get("unrecoverable", False),
         remove=request.get("removeOnFail", False),
         remember=key[0] in model.outcomes,

@@ -217,8 +217,10 @@ class _Checker:
         return checked
 
     def _check_lengths(self, out: dict[str, object]) -> None:
+        if self._command.name != "ACKB":
+            return
         ids = out["ids"]
-        for name in ("tokens", "results", "removeOnCompletes", "durations"):
+        for name in ("tokens", "results", "removeOnCompletes"):
             values = out.get(name)
             if values is not None and len(values) != len(ids):  # type: ignore[arg-type]
                 raise Refused(f"{self._command.name} {name} length must match ids length")

@@ -57,16 +57,6 @@ def dead(talk: Talk, job_id: str, **options: Any) -> None:
         ("ExtendLock", {"id": "x", "token": "t", "duration": 1}, "Lock not found or invalid token"),
         ("ExtendLock", {"id": "x", "token": "t"}, "duration is required"),
         ("ExtendLock", {"id": "x", "token": "t", "duration": 0}, "duration must be at least 1"),
-        (
-            "ExtendLocks",
-            {"ids": ["x"], "tokens": [], "durations": [1]},
-            "ExtendLocks tokens length must match ids length",
-        ),
-        (
-            "ExtendLocks",
-            {"ids": ["x"], "tokens": ["t"], "durations": []},
-            "ExtendLocks durations length must match ids length",
-        ),
         ("PromoteJobs", {"queue": "q", "count": -1}, "count must be at least 0"),
         ("Clean", {"queue": "q", "grace": "x"}, "grace must be a number"),
         ("Drain", {}, "Queue name is required"),

@@ -51,8 +51,8 @@ MUTATIONS = (
     Mutation(
         "the record of a delivery is not freed",
         ENGINE + "transitions.pyx",
-        '"attempt": job.attempts + 1})\n        slab_free(&self.runs, job.run)',
-        '"attempt": job.attempts + 1})',
+        'keeps its place.\n        """\n        slab_free(&self.runs, job.run)',
+        'keeps its place.\n        """',
     ),
     Mutation(
         "a late acknowledgement counts after somebody else got the job",

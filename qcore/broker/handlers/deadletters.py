@@ -58,7 +58,7 @@ def _get_dlq_stats(answer: Answer, fields: Fields) -> Reply:
     stats: Reply = {
         "total": found["total"],
         "byReason": dict.fromkeys(DEAD_REASONS, 0) | found["reasons"],
-        "byQueue": {queue: found["total"]} if found["total"] else {},
+        "byQueue": {queue: found["total"]},
         "pendingRetry": found["pending"],
         "expired": found["expired"],
         "oldestEntry": found["oldest"],

@@ -128,7 +128,7 @@ def _fail(answer: Answer, fields: Fields) -> Reply:
     applied = session.fail(
         fields["id"],
         fields.get("token"),
-        error if isinstance(error, str) else "Unknown error",
+        error if isinstance(error, str) else None,
         stack_lines(fields.get("stack")),
         bool(fields.get("unrecoverable")),
         fields.get("removeOnFail", False),
@@ -152,12 +152,11 @@ def _job_heartbeat(answer: Answer, fields: Fields) -> Reply:
 
 def _job_heartbeat_b(answer: Answer, fields: Fields) -> Reply:
     ids: list[str] = fields["ids"]
-    tokens = fields.get("tokens")
-    if tokens is not None and len(tokens) != len(ids):
-        raise CommandError("JobHeartbeatB tokens length must match ids length")
+    # As in the reference, a missing token is none given, and that is no error.
+    tokens = fields.get("tokens") or ()
     duration = fields.get("duration", 0)
     renewed = [
-        answer.session.renew(job_id, tokens[index] if tokens is not None else None, duration)
+        answer.session.renew(job_id, tokens[index] if index < len(tokens) else None, duration)
         for index, job_id in enumerate(ids)
     ]
     data: Reply = {"ok": True, "count": sum(renewed)}
@@ -174,7 +173,7 @@ def _extend_lock(answer: Answer, fields: Fields) -> Reply:
 
 
 def _extend_locks(answer: Answer, fields: Fields) -> Reply:
-    members = zip(fields["ids"], fields["tokens"], fields["durations"], strict=True)
+    members = zip(fields["ids"], fields["tokens"], fields["durations"], strict=False)
     return {
         "count": sum(
             bool(token) and answer.session.renew(job_id, token, duration)

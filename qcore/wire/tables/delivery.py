@@ -73,7 +73,7 @@ COMMANDS: Final = (
         (
             ID,
             TOKEN,
-            Field("error", "text", help="what went wrong"),
+            Field("error", "string", help="what went wrong"),
             Field("unrecoverable", "flag", False, help="no further attempt"),
             Field("stack", "stack", help="lines of the trace"),
             Field("removeOnFail", "removal", help="overrides the option of the job"),
@@ -95,7 +95,7 @@ COMMANDS: Final = (
         "JobHeartbeatB",
         (IDS, TOKENS, Field("duration", "time", minimum=1, help="new lock time in ms")),
         ("data.ok", "data.count"),
-        ("JobHeartbeatB tokens length must match ids length",),
+        (),
         "Renew the locks of jobs; the count says how many.",
         "buffered",
     ),
@@ -115,11 +115,9 @@ COMMANDS: Final = (
             Field("durations", "numbers", required=True, minimum=1, help="new lock times in ms, one an id"),
         ),
         ("count",),
-        (
-            "ExtendLocks tokens length must match ids length",
-            "ExtendLocks durations length must match ids length",
-        ),
-        "Renew the locks of jobs; the count says how many.",
+        (),
+        "Renew the locks of jobs, each by its holder; the count says how many. What lacks a token or a "
+        "time is not renewed.",
         "buffered",
     ),
 )
