@@ -43,7 +43,6 @@ from qcore.engine.transitions cimport (
 from qcore.structs.skiplist cimport Key, SkipNode
 
 from qcore import limits
-from qcore.engine.table import STATE_NAMES
 from qcore.errors import CommandError, LeaseError, LimitError, NotFoundError, StateError
 
 cdef extern from "Python.h":
@@ -402,7 +401,8 @@ cdef class Engine(Queries):
                 return False
         q = self.c_queue_of(self.job_at(slot))
         if self.c_event(q, EV_REMOVED):
-            self.c_emit(EV_REMOVED, q, self.job_at(slot), now_ms, STATE_NAMES[self.job_at(slot).state])
+            # As recorded, whatever state it was in.
+            self.c_emit(EV_REMOVED, q, self.job_at(slot), now_ms, "waiting")
         self.c_forget(slot)
         return True
 

@@ -349,8 +349,6 @@ cdef class Flows(Losses):
         cdef Job *job = self.job_at(slot)
         cdef dict extra = None if job.extra == NULL else <dict>job.extra
         Losses.c_after_failed(self, slot, error, now_ms)
-        if error is None:
-            error = "Unknown error"
         if not job.flags & F_LINKED:
             return 0
         self.c_end_ties(slot)

@@ -39,6 +39,8 @@ cdef enum:
     LATE_ANSWERS = 10000
 
 cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
+# What parents are told of a failure that came without a text.
+cdef str UNTOLD = "unknown error"
 
 
 cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
@@ -752,7 +754,7 @@ cdef class Transitions(Capacity):
                 if job.flags & F_RARE:
                     if job.flags & F_KEYED:
                         self.c_release_key(slot, job)
-                    self.c_after_failed(slot, error, now_ms)
+                    self.c_after_failed(slot, UNTOLD if error is None else error, now_ms)
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
         job.run_ms = now_ms + self.c_backoff(job, extra)
@@ -837,6 +839,8 @@ cdef class Transitions(Capacity):
         if job.flags & F_RARE:
             if job.flags & F_KEYED:
                 self.c_release_key(slot, job)
+            if error is None and reason != "unknown":   # so not one that was discarded
+                error = UNTOLD
             self.c_after_failed(slot, error, now_ms)
             if job.flags & F_KEEPS and not job.flags & F_REMOVE_ON_FAIL:
                 self.c_trim(q, &q.failed, extra.get("removeOnFail"), now_ms)

@@ -25,6 +25,8 @@ LATE_ANSWERS = 10_000
 ORPHAN_MS = 30 * 60_000
 DEAD = {"autoRetry": False, "autoRetryInterval": 3_600_000, "maxAutoRetries": 3, "maxAge": 604_800_000}
 DEAD |= {"maxEntries": 10_000}
+#: What parents are told of a failure that came without a text.
+UNTOLD = "unknown error"
 _TOKEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 Event = tuple[str, str, str, int, object]
@@ -518,7 +520,7 @@ class Engine(Keys, Capacity):
             self._queue(job.queue).failures.count(now_ms, self._max_minutes)
             self._drop(job.id)
         else:
-            self._bury(job, now_ms, error)
+            self._bury(job, now_ms, UNTOLD if error is None else error)
 
     def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
         q = self._queue(job.queue)
@@ -689,8 +691,7 @@ class Engine(Keys, Capacity):
         job = self.jobs.get(job_id)
         if job is None or job.state not in ("ready", "delayed", "parked"):
             return False
-        before = {"ready": "waiting", "parked": "waiting-children"}.get(job.state, "delayed")
-        self._emit("removed", job, now_ms, before)
+        self._emit("removed", job, now_ms, "waiting")
         self._drop(job_id)
         return True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qcore.errors import FlowError, LeaseError, NotFoundError, StateError
-from qcore.reference.engine import Engine, Job, Removal, Saved
+from qcore.reference.engine import UNTOLD, Engine, Job, Removal, Saved
 from qcore.reference.ties import Ties
 
 LIVE = ("ready", "delayed", "active", "parked")
@@ -267,7 +267,7 @@ class FlowEngine(Engine):
         job.failed_reason = error
         super()._fail(job, now_ms, error, final, remove)
         if job.id not in self.jobs:
-            self._failed(job, error or "Unknown error", now_ms)
+            self._failed(job, UNTOLD if error is None else error, now_ms)
 
     def _lose(
         self, job: Job, now_ms: int, error: str, dead: str, stalled: str, *, later: bool = False

@@ -84,7 +84,12 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
     bad = _bad_tie(session, fields["queue"], jobs, fields.get("resentSince"))
     if bad is not None:
         raise CommandError(f"jobs[{bad[0]}]: {bad[1]}")
-    admissions = [admission(options, session.broker.wall_ms) for options in jobs]
+    admissions = []
+    for index, options in enumerate(jobs):
+        try:
+            admissions.append(admission(options, session.broker.wall_ms))
+        except CommandError as error:  # a name that is in the data
+            raise CommandError(f"jobs[{index}]: {error.message}") from None
     outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
     hold_add(answer, outcome)
     return {"ids": outcome.ids}

@@ -28,8 +28,13 @@ def _shown(schedule: Schedule) -> Reply:
         "executions": schedule.executions,
         "maxLimit": schedule.max_runs or None,
         "timezone": schedule.zone,
-        "priority": schedule.job.get("priority", 0),
+        "priority": _narrow(schedule.job.get("priority", 0)),
     }
+
+
+def _narrow(number: float) -> float:
+    """A whole number as an integer, for clients that are strict about types."""
+    return int(number) if number % 1 == 0 and abs(number) < 2**53 else number
 
 
 def _cron(answer: Answer, fields: Fields) -> Reply:
