@@ -1,6 +1,7 @@
 # Everything is made in $(VENV), in the compiled files beside the sources and in dist/.
 #   make demo         build, install, run the main job
 #   make test         build, install, run the tests
+#   make foreign      install the clients from npm that tests/foreign runs
 #   make lint         ruff, cython-lint, mypy, stubtest
 #   make dist         an sdist, and a wheel built from it, both checked
 #   make soak         an hour of mixed load, and 3 x 30,000 jobs with killed workers
@@ -16,8 +17,9 @@ COMPILED := $(shell find qcore qclient -name '*.pyx' -o -name '*.pxd')
 TYPED := $(shell find qcore qclient -name '*.pyi')
 STUBBED := $(subst /,.,$(TYPED:.pyi=))
 MACHINE ?= local
+FOREIGN := tests/foreign/npm
 
-.PHONY: setup demo test soak lint dist bench-check bench bench-site check clean
+.PHONY: setup demo test soak foreign lint dist bench-check bench bench-site check clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -39,12 +41,20 @@ $(VENV)/.tools: $(VENV)/.installed
 demo: setup
 	@$(BIN)/qcore demo
 
-test: setup
+test: setup foreign
 	@$(BIN)/python -m pytest
 
 soak: setup
 	@$(BIN)/python -m tests.soak.kills
 	@$(BIN)/python -m tests.soak.mixed
+
+foreign: $(FOREIGN)/node_modules/.installed
+
+# Where this does not work out, the tests that need it fail and say so; the others run.
+$(FOREIGN)/node_modules/.installed: $(FOREIGN)/package.json $(FOREIGN)/package-lock.json
+	@echo "installing clients from npm in $(FOREIGN)/node_modules"
+	@cd $(FOREIGN) && { npm ci --no-audit --no-fund > npm.log 2>&1 && touch node_modules/.installed; } \
+		|| { cat npm.log; echo "qcore: npm did not install bun and bunqueue; some tests will fail"; }
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check
@@ -75,6 +85,6 @@ check:
 	@bash .ci/run
 
 clean:
-	rm -rf $(VENV) .asv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FOREIGN)/node_modules .asv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find qcore qclient \( -name '*.so' -o -name '*.c' -o -name '*.html' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,8 +6,13 @@ skipped: that they ran is what they are for.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import http.server
 import itertools
+import json
 import os
+import queue
 import threading
 import time
 from collections import Counter
@@ -324,3 +329,81 @@ def test_a_token_is_asked_of_both(port_of: Callable[[str, str], int], name: str)
         theirs.add("secret", {})
     with qclient.Queue(name, f"tcp://127.0.0.1:{port}?token=golden-token") as ours:
         assert ours.job(job.id).data == {"n": 1}
+
+
+# --- hooks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[int, queue.Queue[tuple[dict[str, str], bytes]]]]:
+    """The port of an HTTP server, and what it is told."""
+    heard: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.put((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_address[1], heard
+        server.shutdown()
+        thread.join()
+
+
+def test_their_hook_is_told_by_a_server(
+    port_of: Callable[[str, str], int], name: str, told: tuple[int, queue.Queue[Any]]
+) -> None:
+    """At an address that was allowed; the name of this machine is refused all the same."""
+    port, (at, heard) = port_of("sqlite", "hooks"), told
+    with bunqueue.Queue(name, host="127.0.0.1", port=port) as theirs:
+        with pytest.raises(bunqueue.BunqueueError, match="cannot point to localhost"):
+            theirs.add_webhook(f"http://localhost:{at}/", ["job.completed"])
+        hook = theirs.add_webhook(f"http://127.0.0.1:{at}/x", ["job.completed", "job.failed"], name, "s3")
+        good, bad = theirs.add("good", {"n": 1}), theirs.add("bad", {"n": 2}, attempts=1)
+
+        def processor(job: Any) -> Any:
+            if job.data["n"] == 2:
+                raise ValueError("no")
+            return {"sum": 3}
+
+        worker = their_worker(port, name, processor)
+        reached, _ = by_end(worker, 2)
+        worker.start()
+        try:
+            assert reached.wait(20)
+            posts = [heard.get(timeout=20) for _ in range(2)]
+        finally:
+            worker.close(10)
+        messages = {}
+        for headers, body in posts:
+            assert headers["X-Webhook-Signature"] == hmac.new(b"s3", body, hashlib.sha256).hexdigest()
+            message = json.loads(body)
+            assert headers["X-Webhook-Event"] == message["event"]
+            messages[message["jobId"]] = message
+        assert messages[good.id]["event"] == "job.completed"
+        assert messages[good.id]["data"] == {"sum": 3}
+        assert messages[bad.id]["event"] == "job.failed"
+        assert messages[bad.id]["error"] == "no"
+        assert {message["queue"] for message in messages.values()} == {name}
+        [listed] = [found for found in theirs.list_webhooks() if found["id"] == hook]
+        assert "secret" not in listed
+        theirs.remove_webhook(hook)
+        theirs.add("after", {})
+        assert heard.empty()
+
+
+def test_their_hook_inside_is_refused(theirs: bunqueue.Queue) -> None:
+    for url in (
+        "http://127.0.0.1/",
+        "http://[::ffff:10.0.0.1]/",
+        "http://169.254.169.254/",
+        "http://2130706433/",
+    ):
+        with pytest.raises(bunqueue.BunqueueError, match="Webhook URL cannot point to"):
+            theirs.add_webhook(url, ["job.completed"])
