@@ -19,6 +19,7 @@ from typing import Any
 
 from qclient.url import Target
 from qcore.errors import ClosedError, CommandTimeout, ConfigError, ConnectionLost, ForkedError
+from qcore.limits import DEFAULT_COMPLETED_RETENTION_MS
 
 _lock = threading.RLock()
 _engines: dict[str, _Engine] = {}
@@ -68,11 +69,20 @@ def acquire(target: Target) -> _Engine:
             if other is not None:
                 raise ConfigError(f"this process has {other!r} open already; one data file per process")
             adds, changes = target.adds or "buffered", target.changes or "committed"
-            engine = _engines[key] = _Engine(key, EmbeddedEngine(target.path, adds=adds, changes=changes))
-        for what, wanted, found in (
+            keep_ms = target.keep_completed_ms
+            broker = EmbeddedEngine(
+                target.path,
+                adds=adds,
+                changes=changes,
+                completed_retention_ms=DEFAULT_COMPLETED_RETENTION_MS if keep_ms is None else keep_ms or None,
+            )
+            engine = _engines[key] = _Engine(key, broker)
+        settings: tuple[tuple[str, object, object], ...] = (
             ("adds", target.adds, engine.broker.adds),
             ("changes", target.changes, engine.broker.changes),
-        ):
+            ("keep_completed_ms", target.keep_completed_ms, engine.broker.completed_retention_ms or 0),
+        )
+        for what, wanted, found in settings:
             if wanted is not None and wanted != found:
                 raise ConfigError(f"{target} is open in this process with {what}={found}, not {wanted}")
         engine.users += 1

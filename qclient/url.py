@@ -10,8 +10,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from qclient.tls import TLS
 from qcore.errors import ConfigError
+from qcore.limits import MAX_COMPLETED_RETENTION_MS, MIN_COMPLETED_RETENTION_MS
 
 DEFAULT_PORT = 6789
+RETENTION_VARIABLE = "BUNQUEUE_COMPLETED_RETENTION_MS"
 Level = Literal["buffered", "committed", "synced"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -21,7 +23,8 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 class Target:
     """One engine: ``memory``, ``sqlite`` with a path, ``tcp`` with host and port, ``unix`` with a path.
 
-    ``adds`` and ``changes`` are levels of durability of a file; None = whatever it is opened with.
+    ``adds`` and ``changes`` are levels of durability of a file, ``keep_completed_ms`` the time for
+    which it keeps completed jobs, 0 for ever; None = whatever it is opened with.
     """
 
     kind: str
@@ -31,6 +34,7 @@ class Target:
     token: str | None = None
     adds: Level | None = None
     changes: Level | None = None
+    keep_completed_ms: int | None = None
     is_default: bool = False
     tls: TLS | None = None
 
@@ -69,7 +73,7 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
         return Target("memory")
     if scheme == "sqlite":
         path, _, query = rest.partition("?")
-        levels = _levels(query, env)
+        levels = _file_settings(query, env)
         if not path.startswith("/") or path == "/":
             raise ConfigError("sqlite url must be sqlite:///relative.db or sqlite:////absolute.db")
         return Target("sqlite", path=os.path.realpath(unquote(path[1:])), **levels)
@@ -125,10 +129,10 @@ def _token_of(settings: dict[str, str], scheme: str, env: Mapping[str, str]) -> 
     return token or _token(env)
 
 
-def _levels(query: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """The levels of durability that the URL names, else those of the environment."""
+def _file_settings(query: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The levels of durability and the like that the URL names, else those of the environment."""
     settings = dict(parse_qsl(query, keep_blank_values=True))
-    levels: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name in ("adds", "changes"):
         variable = f"QCORE_{name.upper()}"
         where, level = f"sqlite url: {name}", settings.pop(name, None)
@@ -136,10 +140,26 @@ def _levels(query: str, env: Mapping[str, str]) -> dict[str, Any]:
             where, level = variable, env.get(variable) or None
         if level is not None and level not in LEVELS:
             raise ConfigError(f"{where}: expected one of {', '.join(LEVELS)}, got {level!r}")
-        levels[name] = level
+        found[name] = level
+    where, text = "sqlite url: keep_completed", settings.pop("keep_completed", None)
+    unit_ms = 1000
+    if text is None:
+        where, text, unit_ms = RETENTION_VARIABLE, env.get(RETENTION_VARIABLE) or None, 1
+    found["keep_completed_ms"] = None if text is None else _retention_ms(where, text, unit_ms)
     if settings:
         raise ConfigError(f"sqlite url: unknown setting {next(iter(settings))!r}")
-    return levels
+    return found
+
+
+def _retention_ms(where: str, text: str, unit_ms: int) -> int:
+    """A time for which completed jobs are kept, in ms; 0 = for ever."""
+    if text.lower() == "off":
+        return 0
+    low, high = MIN_COMPLETED_RETENTION_MS // unit_ms, MAX_COMPLETED_RETENTION_MS // unit_ms
+    if not text.isdecimal() or not low <= int(text) <= high:
+        unit = "s" if unit_ms == 1000 else "ms"
+        raise ConfigError(f"{where}: expected off or {low} to {high} {unit}, got {text!r}")
+    return int(text) * unit_ms
 
 
 def _token(env: Mapping[str, str]) -> str | None:
@@ -159,5 +179,9 @@ def resolve(url: str | None, environ: Mapping[str, str] | None = None) -> Target
         return parse_url(env["QCORE_URL"], env)
     if env.get("BUNQUEUE_EMBEDDED", "").lower() in _TRUE:
         path = env.get("QCORE_DATA_PATH") or env.get("BUNQUEUE_DATA_PATH") or env.get("BQ_DATA_PATH")
-        return Target("sqlite", path=os.path.realpath(path), **_levels("", env)) if path else Target("memory")
+        return (
+            Target("sqlite", path=os.path.realpath(path), **_file_settings("", env))
+            if path
+            else Target("memory")
+        )
     return Target("tcp", token=_token(env), is_default=True)

@@ -32,6 +32,8 @@ SCHEDULE_RETRY_MS = 60_000
 
 DEFAULT_MAX_COMPLETED_JOBS = 50_000
 DEFAULT_COMPLETED_RETENTION_MS = 604_800_000
+MIN_COMPLETED_RETENTION_MS = 1000
+MAX_COMPLETED_RETENTION_MS = 3_153_600_000_000  # a hundred years
 #: Rows that are read at once where all of them are walked through.
 ARCHIVE_PAGE_ROWS = 512
 #: Between two steps of the walk that looks for completed jobs whose time is over.

@@ -15,6 +15,7 @@ from qcore.broker.opening import Level, close_broker, commit, commit_next, flush
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ClosedError, ForkedError
+from qcore.limits import DEFAULT_COMPLETED_RETENTION_MS
 
 #: The thread looks again after this long even if nothing is due, in case a clock was set.
 _LONGEST_SLEEP_S = 60.0
@@ -48,11 +49,20 @@ class EmbeddedEngine:
         adds: Level = "buffered",
         changes: Level = "committed",
         hooks: HookSettings | None = None,
+        completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
     ) -> None:
         self.path = path
         self.adds = adds
         self.changes = changes
-        self.broker: Broker = open_broker(path, mode="embedded", adds=adds, changes=changes, hooks=hooks)
+        self.completed_retention_ms = completed_retention_ms
+        self.broker: Broker = open_broker(
+            path,
+            mode="embedded",
+            adds=adds,
+            changes=changes,
+            hooks=hooks,
+            completed_retention_ms=completed_retention_ms,
+        )
         self._poster = LazyPoster(self.broker)
         self._commits = threading.Lock()
         # Not an Event: a KeyboardInterrupt inside its set() would leave its lock taken for ever.

@@ -65,6 +65,7 @@ class Server:
             adds=options.adds,
             changes=options.changes,
             max_completed=options.max_completed_jobs,
+            completed_retention_ms=options.completed_retention_ms,
             max_waiting_deps=options.max_waiting_deps,
             max_events=options.max_queue_events,
             max_minutes=options.max_metric_minutes,

@@ -13,7 +13,13 @@ from typing import Literal, NoReturn
 from qcore.backup.settings import S3_NEEDED, BackupSettings, read_settings
 from qcore.broker.webhooks import Network
 from qcore.errors import ConfigError
-from qcore.limits import DEFAULT_MAX_COMPLETED_JOBS, DEFAULT_MAX_WAITING_DEPS
+from qcore.limits import (
+    DEFAULT_COMPLETED_RETENTION_MS,
+    DEFAULT_MAX_COMPLETED_JOBS,
+    DEFAULT_MAX_WAITING_DEPS,
+    MAX_COMPLETED_RETENTION_MS,
+    MIN_COMPLETED_RETENTION_MS,
+)
 from qcore.server.tokenfile import read_tokens
 
 Level = Literal["buffered", "committed", "synced"]
@@ -57,6 +63,7 @@ class Options:
     partial_frame_ms: int = 60_000
     max_write_queue_bytes: int = 67_108_864
     max_completed_jobs: int = DEFAULT_MAX_COMPLETED_JOBS
+    completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS  # None: for ever
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS
     max_queue_events: int = 10_000
     max_metric_minutes: int = 20_160
@@ -153,6 +160,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         max_completed_jobs=_number(
             None, None, "BUNQUEUE_MAX_COMPLETED_JOBS", env, DEFAULT_MAX_COMPLETED_JOBS, 1, 2**31
         ),
+        completed_retention_ms=_retention_ms("BUNQUEUE_COMPLETED_RETENTION_MS", env),
         max_waiting_deps=_number(
             None, None, "BUNQUEUE_MAX_WAITING_DEPS", env, DEFAULT_MAX_WAITING_DEPS, 0, 2**31
         ),
@@ -257,6 +265,14 @@ def _number(
     if not low <= value <= high:
         raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
     return value
+
+
+def _retention_ms(variable: str, env: Mapping[str, str]) -> int | None:
+    """A time in ms; None = for ever."""
+    if env.get(variable, "").lower() == "off":
+        return None
+    low, high = MIN_COMPLETED_RETENTION_MS, MAX_COMPLETED_RETENTION_MS
+    return _number(None, None, variable, env, DEFAULT_COMPLETED_RETENTION_MS, low, high)
 
 
 def _networks(variable: str, env: Mapping[str, str]) -> tuple[Network, ...]:

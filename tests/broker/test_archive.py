@@ -11,6 +11,7 @@ import pytest
 from broker_talk import Talk, settle
 
 from qcore.broker import open_broker
+from qcore.broker.handlers import archived
 from qcore.broker.opening import close_broker, commit, flush
 from qcore.clock import ManualClock
 from qcore.store import open_store
@@ -168,6 +169,15 @@ def test_a_page_of_a_listing_goes_through_memory_and_archive(machine: Machine) -
         (job_id, "completed", job_id) for job_id in done
     ]
     assert machine.talk.good("GetJobs", queue="q", state=["waiting"])["jobs"][0]["id"] == waiting
+
+
+def test_a_page_that_lies_too_deep_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archived, "MAX_ARCHIVE_OFFSET", 5)
+    done = machine.run("", "", "", "", "", "", "")
+    page = machine.talk.good("GetJobs", queue="q", offset=3, limit=2)["jobs"]
+    assert [job["id"] for job in page] == done[3:5]
+    refused = machine.talk.refused("GetJobs", queue="q", offset=3, limit=3)
+    assert refused == "Completed jobs are listed up to the place 5, and not up to 6: ask for fewer"
 
 
 @pytest.mark.parametrize("again", ["PUSH", "PUSHB", "durable"])

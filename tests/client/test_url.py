@@ -129,3 +129,27 @@ def test_files_of_tls_are_named_when_they_cannot_be_used(tmp_path: Path) -> None
     ):
         with Queue("q", f"tcps://127.0.0.1:1?{settings}") as queue, pytest.raises(ConfigError, match=said):
             queue.counts()
+
+
+def test_how_long_a_file_keeps_completed_jobs(tmp_path: Path) -> None:
+    def keeps(query: str = "", **env: str) -> int | None:
+        return parse_url(f"sqlite:///a.db{query}", env).keep_completed_ms
+
+    name = "BUNQUEUE_COMPLETED_RETENTION_MS"
+    assert keeps() is None
+    assert keeps("?keep_completed=60", **{name: "off"}) == 60_000
+    assert keeps("?keep_completed=off", **{name: "5000"}) == 0
+    assert keeps(**{name: "5000"}) == 5000
+    assert keeps(**{name: "off"}) == 0
+    for query, env in (("?keep_completed=0", {}), ("?keep_completed=1.5", {}), ("", {name: "999"})):
+        with pytest.raises(ConfigError, match="expected off or"):
+            keeps(query, **env)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Queue("q", f"{url}?keep_completed=off") as queue, Queue("q", url) as same:
+        queue.add("n", 1)
+        same.add("n", 2)
+        with (
+            Queue("q", f"{url}?keep_completed=60") as other,
+            pytest.raises(ConfigError, match="completed_ms=0"),
+        ):
+            other.add("n", 3)

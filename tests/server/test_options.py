@@ -75,3 +75,13 @@ def test_where_the_socket_is(tmp_path: Path) -> None:
     assert parse([], {"HTTP_SOCKET_PATH": "/run/c.sock"}).socket is None
     with pytest.raises(ConfigError, match="--socket: expected a path"):
         parse(["--socket", ""], {})
+
+
+def test_completed_jobs_are_kept_seven_days_or_as_long_as_is_said() -> None:
+    name = "BUNQUEUE_COMPLETED_RETENTION_MS"
+    assert parse([], {}).completed_retention_ms == 7 * 86_400_000
+    assert parse([], {name: "60000"}).completed_retention_ms == 60_000
+    assert parse([], {name: "off"}).completed_retention_ms is None
+    for wrong in ("0", "999", "week", "-1"):
+        with pytest.raises(ConfigError, match=f"{name}: expected .*{wrong}"):
+            parse([], {name: wrong})
