@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from qclient.deadletters import DeadJob, DeadLetterConfig, DeadLetterStats, StallConfig
 from qclient.delivery import JobContext, current_job
-from qclient.job import Job
+from qclient.events import QueueEvents
+from qclient.figures import Outcomes, WorkerInfo
+from qclient.flows import FlowNode, FlowProducer, Node
+from qclient.job import Job, LogLine
+from qclient.limits import GroupHandle
 from qclient.local import shutdown_engine
-from qclient.queue import DeadJob, JobSpec, Queue
+from qclient.queue import JobSpec, Queue
+from qclient.schedules import Schedule
 from qclient.tls import TLS
-from qclient.values import Backoff, Counts, JobState, Keep
+from qclient.values import (
+    Backoff,
+    Counts,
+    Debounce,
+    Dedup,
+    Group,
+    GroupLimits,
+    JobState,
+    Keep,
+    RateLimit,
+    Repeat,
+)
 from qclient.worker import Worker, WorkerStats
 from qcore.errors import (
     AuthError,
@@ -52,11 +69,20 @@ __all__ = [
     "ConnectionLost",
     "Counts",
     "DeadJob",
+    "DeadLetterConfig",
+    "DeadLetterStats",
+    "Debounce",
+    "Dedup",
     "DelayedError",
     "DuplicateError",
     "EngineBusyError",
     "FlowError",
+    "FlowNode",
+    "FlowProducer",
     "ForkedError",
+    "Group",
+    "GroupHandle",
+    "GroupLimits",
     "Job",
     "JobCancelled",
     "JobContext",
@@ -68,13 +94,21 @@ __all__ = [
     "Keep",
     "LeaseError",
     "LimitError",
+    "LogLine",
+    "Node",
     "NotFoundError",
+    "Outcomes",
     "ProtocolError",
     "QError",
     "Queue",
+    "QueueEvents",
+    "RateLimit",
     "RateLimitError",
+    "Repeat",
     "RetryJob",
+    "Schedule",
     "SerializationError",
+    "StallConfig",
     "StateError",
     "StoreError",
     "TransportError",
@@ -82,6 +116,7 @@ __all__ = [
     "WaitTimeout",
     "WaitingChildrenError",
     "Worker",
+    "WorkerInfo",
     "WorkerStats",
     "current_job",
     "shutdown_engine",

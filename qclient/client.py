@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ _RETRY_MOST_S = 5.0
 class Link:
     """One connection, greeted and authenticated."""
 
-    __slots__ = ("_pipe", "_protocol", "capabilities", "last_used", "pid")
+    __slots__ = ("_pipe", "_protocol", "capabilities", "events", "last_used", "pid")
 
     def __init__(self, target: Target, timeout: float | None = None) -> None:
         self.pid = os.getpid()
@@ -41,6 +42,8 @@ class Link:
             LocalPipe(target) if target.embedded else SocketPipe(target, timeout or CONNECT_TIMEOUT_S)
         )
         self.capabilities: frozenset[str] = frozenset()
+        #: Events are kept here, if they are wanted at all.
+        self.events: deque[Any] | None = None
         try:
             self._greet(target, timeout or COMMAND_TIMEOUT_S)
         except BaseException:
@@ -72,14 +75,26 @@ class Link:
         self._pipe.write(self._protocol.request(command, fields, raw, tag), timeout)
         deadline = time.monotonic() + timeout
         left = timeout
+        found: dict[str, Any] | None = None
         while True:
             for got, reply in self._protocol.feed(self._pipe.read(left)):
                 if got is tag:
-                    self.last_used = time.monotonic()
-                    return reply
+                    found = reply
+                elif got is None and self.events is not None:
+                    self.events.append(reply.get("event"))
+            if found is not None:
+                self.last_used = time.monotonic()
+                return found
             left = deadline - time.monotonic()
             if left <= 0:
                 raise CommandTimeout(f"{command}: no reply within {timeout:g} s")
+
+    def read_events(self, timeout: float) -> None:
+        """Wait for bytes and keep the events among them."""
+        assert self.events is not None
+        for got, reply in self._protocol.feed(self._pipe.read(timeout)):
+            if got is None:
+                self.events.append(reply.get("event"))
 
     def engine_ms_at(self, moment: float) -> int:
         """What the engine's clock said at that reading of ours, or a little less: never more."""

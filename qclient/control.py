@@ -291,15 +291,18 @@ class Control:
             self._asked += count
             self.pull_frames += 1
             self._pulled_at = self.loop.time()
+            fields: dict[str, object] = {
+                "queue": self.queue,
+                "count": count,
+                "owner": self.worker_id,
+                "timeout": int(wait * 1000),
+                "lockTtl": self.settings.lock_ms,
+            }
+            if self.settings.group is not None:
+                fields["group"] = self.settings.group
             self.channel.request(
                 "PULLB",
-                {
-                    "queue": self.queue,
-                    "count": count,
-                    "owner": self.worker_id,
-                    "timeout": int(wait * 1000),
-                    "lockTtl": self.settings.lock_ms,
-                },
+                fields,
                 self._pulled,
                 count,
                 (),

@@ -6,12 +6,23 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
+from qclient.checks import filled, flag, group_id, text, whole
 from qclient.durations import Duration, delay_until_ms, instant_ms, to_ms, wire_number
-from qclient.values import Backoff, Keep
+from qclient.values import Backoff, Debounce, Dedup, Group, Keep, Repeat
 from qcore.errors import ConfigError
 from qcore.limits import MAX_ATTEMPTS
+
+ChildFailure: TypeAlias = Literal["fail", "remove", "ignore", "continue"]
+_CHILD_FAILURES: Final[Mapping[str, str]] = {
+    "fail": "failParentOnFailure",
+    "remove": "removeDependencyOnFailure",
+    "ignore": "ignoreDependencyOnFailure",
+    "continue": "continueParentOnFailure",
+}
+#: The fields of which a child has at most one.
+CHILD_FAILURE_FIELDS: Final = frozenset(_CHILD_FAILURES.values())
 
 
 class JobOptions(TypedDict, total=False):
@@ -34,6 +45,14 @@ class JobOptions(TypedDict, total=False):
     stack_trace_limit: int
     tags: Iterable[str]
     depends_on: Iterable[Any]
+    parent: Any
+    on_child_failure: ChildFailure
+    dedup: str | Dedup
+    debounce: Debounce
+    group: str | Group
+    repeat: Repeat
+    keep_logs: int
+    size_limit: int
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -49,26 +68,6 @@ def _number(value: object, name: str) -> int | float:
         raise ConfigError(f"{name} must be finite, not {value!r}")
     if isinstance(value, int):
         return wire_number(value)
-    return value
-
-
-def _whole(value: object, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, not {value}")
-    return value
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
-    return value
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
     return value
 
 
@@ -96,7 +95,7 @@ def _put_run_at(value: Any, out: dict[str, object]) -> None:
 
 
 def _put_attempts(value: Any, out: dict[str, object]) -> None:
-    out["maxAttempts"] = MAX_ATTEMPTS if value is None else _whole(value, "attempts", 1)
+    out["maxAttempts"] = MAX_ATTEMPTS if value is None else whole(value, "attempts", 1)
 
 
 def _put_backoff(value: Any, out: dict[str, object]) -> None:
@@ -108,10 +107,7 @@ def _put_backoff(value: Any, out: dict[str, object]) -> None:
 
 def _put_job_id(value: Any, out: dict[str, object]) -> None:
     if value is not None:
-        text = _text(value, "job_id")
-        if not text:
-            raise ConfigError("job_id must not be empty")
-        out["jobId"] = text
+        out["jobId"] = filled(value, "job_id")
 
 
 def _keep(wire: str) -> Callable[[Any, dict[str, object]], None]:
@@ -122,14 +118,14 @@ def _keep(wire: str) -> Callable[[Any, dict[str, object]], None]:
             if value:
                 out[wire] = True
         else:
-            out[wire] = _whole(value, _PYTHON_NAME[wire], 0)
+            out[wire] = whole(value, _PYTHON_NAME[wire], 0)
 
     return put
 
 
 def _put_flag(wire: str) -> Callable[[Any, dict[str, object]], None]:
     def put(value: Any, out: dict[str, object]) -> None:
-        if _flag(value, wire):
+        if flag(value, wire):
             out[wire] = True
 
     return put
@@ -140,23 +136,83 @@ def _put_timestamp(value: Any, out: dict[str, object]) -> None:
 
 
 def _put_priority(value: Any, out: dict[str, object]) -> None:
+    if "priority" in out:
+        raise ConfigError("priority and the priority of the group were both given")
     out["priority"] = _number(value, "priority")
-
-
-def _put_stack_lines(value: Any, out: dict[str, object]) -> None:
-    out["stackTraceLimit"] = _whole(value, "stack_trace_limit", 0)
 
 
 def _put_tags(value: Any, out: dict[str, object]) -> None:
     if isinstance(value, str):
         raise TypeError("tags must be a list of strings, not one string")
-    out["tags"] = [_text(tag, "tags") for tag in value]
+    out["tags"] = [text(tag, "tags") for tag in value]
 
 
 def _put_depends_on(value: Any, out: dict[str, object]) -> None:
     if isinstance(value, str):
         raise TypeError("depends_on must be a list of jobs or ids, not one string")
-    out["dependsOn"] = [_text(getattr(job, "id", job), "depends_on") for job in value]
+    out["dependsOn"] = [text(getattr(job, "id", job), "depends_on") for job in value]
+
+
+def _put_parent(value: Any, out: dict[str, object]) -> None:
+    out["parentId"] = filled(getattr(value, "id", value), "parent")
+    # Who runs the parent may add to it, and shows so by the token of its delivery.
+    token = getattr(value, "token", None)
+    if token:
+        out["parentToken"] = token
+
+
+def _put_on_child_failure(value: Any, out: dict[str, object]) -> None:
+    wire = _CHILD_FAILURES.get(text(value, "on_child_failure"))
+    if wire is None:
+        raise ConfigError(f"on_child_failure must be one of {', '.join(_CHILD_FAILURES)}, not {value!r}")
+    out[wire] = True
+
+
+def _put_dedup(value: Any, out: dict[str, object]) -> None:
+    if isinstance(value, Dedup):
+        out["uniqueKey"] = value.id
+        rules = value.to_wire()
+        if rules:
+            out["dedup"] = rules
+    elif value is not None:
+        out["uniqueKey"] = filled(value, "dedup")
+
+
+def _put_debounce(value: Any, out: dict[str, object]) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Debounce):
+        raise TypeError(f"debounce must be a Debounce, not {type(value).__name__}")
+    out["debounceId"] = value.id
+    out["debounceTtl"] = wire_number(to_ms(value.wait))
+
+
+def _put_group(value: Any, out: dict[str, object]) -> None:
+    if isinstance(value, Group):
+        out["groupId"] = value.id
+        if value.priority:
+            if "priority" in out:
+                raise ConfigError("priority and the priority of the group were both given")
+            out["priority"] = value.priority
+        if value.max_size is not None:
+            out["groupMaxSize"] = value.max_size
+    elif value is not None:
+        out["groupId"] = group_id(value)
+
+
+def _put_repeat(value: Any, out: dict[str, object]) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Repeat):
+        raise TypeError(f"repeat must be a Repeat, not {type(value).__name__}")
+    out["repeat"] = value.to_wire()
+
+
+def _put_count(wire: str, name: str) -> Callable[[Any, dict[str, object]], None]:
+    def put(value: Any, out: dict[str, object]) -> None:
+        out[wire] = whole(value, name, 0)
+
+    return put
 
 
 _PYTHON_NAME = {
@@ -182,9 +238,17 @@ _PUT: dict[str, Callable[[Any, dict[str, object]], None]] = {
     "remove_on_complete": _keep("removeOnComplete"),
     "remove_on_fail": _keep("removeOnFail"),
     "timestamp": _put_timestamp,
-    "stack_trace_limit": _put_stack_lines,
+    "stack_trace_limit": _put_count("stackTraceLimit", "stack_trace_limit"),
     "tags": _put_tags,
     "depends_on": _put_depends_on,
+    "parent": _put_parent,
+    "on_child_failure": _put_on_child_failure,
+    "dedup": _put_dedup,
+    "debounce": _put_debounce,
+    "group": _put_group,
+    "repeat": _put_repeat,
+    "keep_logs": _put_count("keepLogs", "keep_logs"),
+    "size_limit": _put_count("sizeLimit", "size_limit"),
 }
 
 OPTION_NAMES = frozenset(_PUT)
@@ -204,4 +268,4 @@ def to_wire(options: Mapping[str, Any]) -> dict[str, object]:
     return out
 
 
-__all__ = ["OPTION_NAMES", "JobOptions", "suggestion", "to_wire"]
+__all__ = ["CHILD_FAILURE_FIELDS", "OPTION_NAMES", "ChildFailure", "JobOptions", "suggestion", "to_wire"]

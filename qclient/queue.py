@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
+from qclient.checks import filled, flag, text, whole
 from qclient.client import Client
 from qclient.codec import NIL, pack_payload
-from qclient.job import Job, moment
-from qclient.options import JobOptions, to_wire
+from qclient.deadletters import DeadLetters, Stalls, UniqueKeys
+from qclient.durations import Duration, instant_ms, to_ms, wire_number
+from qclient.figures import Outcomes, WorkerInfo
+from qclient.job import Job, removed, retried
+from qclient.limits import GroupHandle, QueueLimits
+from qclient.options import JobOptions, suggestion, to_wire
 from qclient.protocol import array_header, map_body, map_header
+from qclient.schedules import Schedules
 from qclient.url import resolve
 from qclient.values import Counts, JobState, job_state
-from qcore.errors import ConfigError, NotFoundError, SerializationError
+from qcore.errors import ConfigError, NotFoundError, SerializationError, StateError
 from qcore.limits import MAX_DATA_BYTES, MAX_NAME_CHARS
 
 _BULK_JOBS = 1000
 _BULK_BYTES = 16 * 1024 * 1024
+_STATES = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "waiting-children", "paused")
+_CLEANED = ("completed", "failed", "waiting", "delayed", "prioritized", "paused")
 _NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
 
 
@@ -31,17 +39,6 @@ class JobSpec:
     name: str
     data: Any = None
     options: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadJob:
-    """One entry of the dead letter queue."""
-
-    job: Job
-    reason: str
-    error: str | None
-    entered_at: datetime | None
-    retries: int
 
 
 def queue_name(name: str) -> str:
@@ -57,47 +54,13 @@ def queue_name(name: str) -> str:
     return name
 
 
-def _job_name(name: object) -> str:
+def job_name(name: object) -> str:
+    """Check the name of a job as the engine will."""
     if not isinstance(name, str):
         raise TypeError(f"job name must be a string, not {type(name).__name__}")
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise ConfigError(f"job name must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}")
     return name
-
-
-class DeadLetters:
-    """``queue.dlq``: the jobs that failed for good."""
-
-    __slots__ = ("_client", "_name")
-
-    def __init__(self, client: Client, name: str) -> None:
-        # Not the queue itself: a cycle would delay the warning of a queue dropped open.
-        self._client = client
-        self._name = name
-
-    def list(self, *, limit: int | None = None, offset: int = 0) -> list[DeadJob]:
-        """Entries, oldest first."""
-        fields: dict[str, object] = {"queue": self._name}
-        chosen: dict[str, object] = {}
-        if limit is not None:
-            chosen["limit"] = limit
-        if offset:
-            chosen["offset"] = offset
-        if chosen:
-            fields["filter"] = chosen
-        reply = self._client.call("Dlq", fields)
-        return [self._entry(entry) for entry in reply.get("entries") or ()]
-
-    def _entry(self, entry: Mapping[str, Any]) -> DeadJob:
-        raw = dict(entry["job"])
-        raw.setdefault("state", "failed")
-        return DeadJob(
-            job=Job(self._client, self._name, raw["id"], raw),
-            reason=str(entry.get("reason")),
-            error=entry.get("error"),
-            entered_at=moment(entry.get("enteredAt")),
-            retries=int(entry.get("retryCount") or 0),
-        )
 
 
 class Queue:
@@ -107,12 +70,19 @@ class Queue:
     ``tcp://host:port``; without it ``QCORE_URL``, ``BUNQUEUE_EMBEDDED`` and the
     default port are tried, in this order. Nothing is opened before the first
     command. Thread-safe.
+
+    ``dlq``, ``limits``, ``schedules``, ``stall`` and ``dedup`` hold the commands of one
+    subject each, and ``group(id)`` those of one group.
     """
 
     def __init__(self, name: str, url: str | None = None) -> None:
         self.name = queue_name(name)
         self.client = Client(resolve(url))
         self.dlq = DeadLetters(self.client, name)
+        self.limits = QueueLimits(self.client, name)
+        self.schedules = Schedules(self.client, name)
+        self.stall = Stalls(self.client, name)
+        self.dedup = UniqueKeys(self.client, name)
 
     # ------------------------------------------------------------------ adding
 
@@ -125,7 +95,7 @@ class Queue:
         """
         fields = to_wire(options)
         fields["queue"] = self.name
-        fields["name"] = _job_name(name)
+        fields["name"] = job_name(name)
         payload = self._payload(data)
         reply = self.client.call(
             "PUSH", fields, (("data", payload),), repeatable="jobId" in fields, dated=True
@@ -175,7 +145,7 @@ class Queue:
         if type(job) is tuple and len(job) == 2 and type(job[0]) is str:
             head = heads.get(job[0])
             if head is None:
-                head = map_header(2) + map_body({"name": _job_name(job[0])}) + b"\xa4data"
+                head = map_header(2) + map_body({"name": job_name(job[0])}) + b"\xa4data"
                 heads[job[0]] = head
             return head + self._payload(job[1]), False
         if isinstance(job, JobSpec):
@@ -197,7 +167,7 @@ class Queue:
         job_id = fields.pop("jobId", None)
         if job_id is not None:
             fields["customId"] = job_id
-        fields["name"] = _job_name(name)
+        fields["name"] = job_name(name)
         payload = self._payload(data)
         body = map_header(len(fields) + 1) + map_body(fields) + b"\xa4data" + payload
         return body, job_id is not None
@@ -238,6 +208,83 @@ class Queue:
             self.state(job_id)
         return reply.get("result")
 
+    def progress(self, job_id: str) -> float:
+        """Progress of one job, 0 to 100."""
+        return Job(self.client, self.name, job_id).progress
+
+    def wait(self, job_id: str, timeout: Duration | None = None) -> Any:
+        """Wait until a job ends and return its result; see ``Job.result``."""
+        return Job(self.client, self.name, job_id).result(timeout)
+
+    def jobs(
+        self, *states: JobState | str, offset: int = 0, limit: int = 100, asc: bool = False
+    ) -> list[Job]:
+        """Jobs in any of ``states``, or in all, newest first, with their snapshots.
+
+        While a queue is paused its ready jobs are in the state ``paused``.
+        """
+        fields: dict[str, object] = {
+            "queue": self.name,
+            "offset": whole(offset, "offset", 0),
+            "limit": whole(limit, "limit", 0),
+            "asc": flag(asc, "asc"),
+        }
+        for state in states:
+            if text(state, "state") not in _STATES:
+                raise ConfigError(f"unknown state {str(state)!r}{suggestion(state, _STATES)}")
+        if states:
+            fields["state"] = [str(state) for state in states]
+        listed = self.client.call("GetJobs", fields)["jobs"]
+        return [Job(self.client, self.name, raw["id"], raw) for raw in listed]
+
+    def iter_jobs(self, *states: JobState | str, chunk: int = 1000) -> Iterator[Job]:
+        """All jobs in ``states``, oldest first, read ``chunk`` at a time.
+
+        Each job once. One that changes its state meanwhile may be left out.
+        """
+        seen: set[str] = set()
+        offset = 0
+        while True:
+            page = self.jobs(*states, offset=offset, limit=whole(chunk, "chunk", 1), asc=True)
+            for job in page:
+                if job.id not in seen:
+                    seen.add(job.id)
+                    yield job
+            if len(page) < chunk:
+                return
+            offset += len(page)
+
+    def counts_per_priority(self) -> dict[float, int]:
+        """Jobs that wait to run, by their priority."""
+        counts = self.client.call("GetCountsPerPriority", {"queue": self.name})["counts"]
+        return {float(priority): int(n) for priority, n in counts.items()}
+
+    def groups_count(self) -> int:
+        """Jobs that wait to run in any group."""
+        return int(self.client.call("GetGroupsJobsCount", {"queue": self.name})["data"]["count"])
+
+    def group(self, id: str) -> GroupHandle:
+        """The commands of one group; it need not have jobs."""
+        return GroupHandle(self.client, self.name, id)
+
+    def workers(self) -> list[WorkerInfo]:
+        """Workers that have registered for this queue."""
+        listed = self.client.call("ListWorkers")["data"]["workers"]
+        return [WorkerInfo.from_wire(raw) for raw in listed if self.name in raw["queues"]]
+
+    def metrics(self, kind: Literal["completed", "failed"], minutes: int = 60) -> Outcomes:
+        """Outcomes of this queue, in all and by minute."""
+        if kind not in ("completed", "failed"):
+            raise ConfigError(f"metrics are of completed or failed jobs, not {kind!r}")
+        last = whole(minutes, "minutes", 1) - 1
+        fields = {"queue": self.name, "type": kind, "start": 0, "end": last}
+        return Outcomes.from_wire(self.client.call("Metrics", fields)["data"])
+
+    def trim_events(self, max_length: int) -> int:
+        """Lower the number of events that count for this queue; returns by how much."""
+        fields = {"queue": self.name, "maxLength": whole(max_length, "max_length", 0)}
+        return int(self.client.call("TrimEvents", fields, repeatable=False)["data"]["removed"])
+
     def counts(self) -> Counts:
         """Number of jobs in each state."""
         return Counts.from_wire(self.client.call("GetJobCounts", {"queue": self.name})["counts"])
@@ -250,7 +297,7 @@ class Queue:
         # Without this an empty queue would be false, and asking would be a command.
         return True
 
-    # -------------------------------------------------------------- life cycle
+    # ----------------------------------------------------------------- control
 
     def pause(self) -> None:
         """Stop handing out jobs, for all workers; adding goes on."""
@@ -259,6 +306,88 @@ class Queue:
     def resume(self) -> None:
         """Hand out jobs again."""
         self.client.call("Resume", {"queue": self.name})
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the queue is paused; asks each time."""
+        return bool(self.client.call("IsPaused", {"queue": self.name})["paused"])
+
+    def drain(self) -> int:
+        """Remove the jobs that wait to run, delayed ones too; returns how many."""
+        return int(self._change("Drain")["count"])
+
+    def obliterate(self, *, force: bool = False) -> None:
+        """Remove everything of the queue: jobs, dead letters, results, pause and limits.
+
+        :raises StateError: jobs are active, and not ``force``
+        """
+        if not force and (active := self.counts().active):
+            raise StateError(f"{active} jobs are active; say force=True to remove them too", "Obliterate")
+        self._change("Obliterate")
+
+    def clean(self, older_than: Duration, *, state: str = "completed", limit: int = 1000) -> list[str]:
+        """Remove at most ``limit`` jobs of one state that have been in it for that long; returns their ids.
+
+        Completed and failed jobs count from their end, others from when they were added.
+        """
+        if text(state, "state") not in _CLEANED:
+            raise ConfigError(f"state must be one of {', '.join(_CLEANED)}, not {state!r}")
+        grace = wire_number(to_ms(older_than, "older_than"))
+        reply = self._change("Clean", grace=grace, state=str(state), limit=whole(limit, "limit", 1))
+        return list(reply["ids"])
+
+    def remove(self, *job_ids: str) -> int:
+        """Remove jobs that are queued or failed; returns how many were there.
+
+        :raises StateError: one is active or completed; those before it are removed
+        """
+        return sum(removed(self.client, filled(job_id, "job_id")) for job_id in job_ids)
+
+    def retry(self, job_id: str) -> None:
+        """Start a failed or completed job over, with no attempts made.
+
+        :raises StateError: it is neither
+        """
+        retried(self.client, filled(job_id, "job_id"))
+
+    def retry_all(
+        self,
+        state: Literal["failed", "completed"] = "failed",
+        *,
+        limit: int | None = None,
+        before: datetime | None = None,
+    ) -> int:
+        """Start failed or completed jobs over, those that ended before a time; returns how many."""
+        if state not in ("failed", "completed"):
+            raise ConfigError(f"only failed and completed jobs are retried, not {state!r}")
+        fields: dict[str, object] = {}
+        bound: dict[str, object] = {} if limit is None else {"limit": whole(limit, "limit", 0)}
+        if state == "failed":
+            if before is not None:
+                bound["olderThan"] = wire_number(instant_ms(before, "before"))
+            if bound:
+                fields["filter"] = bound
+            return int(self._change("RetryDlq", **fields)["count"])
+        if bound:
+            fields["count"] = bound["limit"]
+        if before is not None:
+            fields["timestamp"] = wire_number(instant_ms(before, "before"))
+        return int(self._change("RetryCompleted", **fields)["count"])
+
+    def promote(self, job_id: str) -> bool:
+        """Make a delayed job ready; False when it is not delayed."""
+        return Job(self.client, self.name, job_id).promote()
+
+    def promote_all(self, limit: int | None = None) -> int:
+        """Make delayed jobs ready, the oldest first; returns how many."""
+        fields: dict[str, object] = {} if limit is None else {"count": whole(limit, "limit", 0)}
+        return int(self._change("PromoteJobs", **fields)["count"])
+
+    def _change(self, command: str, **fields: object) -> dict[str, Any]:
+        # Not sent again: after a lost reply the caller is told, and looks.
+        return self.client.call(command, {"queue": self.name, **fields}, repeatable=False)
+
+    # -------------------------------------------------------------- life cycle
 
     def close(self) -> None:
         """Close the connections; may be called twice."""

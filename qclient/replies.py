@@ -8,6 +8,8 @@ from typing import Any
 from qcore.errors import (
     AuthError,
     CommandError,
+    DuplicateError,
+    FlowError,
     LeaseError,
     LimitError,
     NotFoundError,
@@ -22,6 +24,7 @@ _TABLE: tuple[tuple[str, type[CommandError]], ...] = (
     ("lock not found", LeaseError),
     ("rate limit exceeded", LimitError),
     ("maximum size of", LimitError),
+    ("is not linkable", StateError),
     ("not in processing", StateError),
     ("is not active", StateError),
     ("or cannot be", StateError),
@@ -32,13 +35,32 @@ _TABLE: tuple[tuple[str, type[CommandError]], ...] = (
 )
 
 
+_OF_ANY_COMMAND = (
+    "maximum size of",
+    "rate limit exceeded",
+    "disk full",
+    "storage error",
+    "unknown command",
+    "internal server error",
+)
+
+
 def refused(reply: Mapping[str, Any], command: str) -> QError:
     """The exception for a reply with ``ok: false``."""
     text = str(reply.get("error") or "refused without a reason")
     if text in ("Not authenticated", "Invalid token"):
         return AuthError(f"{command}: {text}")
     lower = text.lower()
+    if command == "PUSHF" and (kind := _of_flow(lower)) is not None:
+        return kind(text, command)
     for part, kind in _TABLE:
         if part in lower:
             return kind(text, command)
     return CommandError(text, command)
+
+
+def _of_flow(lower: str) -> type[CommandError] | None:
+    """What a refused flow is; None where any command could be refused like that."""
+    if "already exists" in lower:
+        return DuplicateError
+    return None if any(part in lower for part in _OF_ANY_COMMAND) else FlowError

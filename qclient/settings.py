@@ -8,7 +8,9 @@ import socket
 from dataclasses import dataclass
 from typing import TypedDict
 
+from qclient.checks import whole
 from qclient.durations import Duration, to_ms, to_seconds
+from qclient.values import GroupLimits
 from qcore.errors import ConfigError
 
 _number = itertools.count(1)
@@ -30,6 +32,7 @@ class WorkerOptions(TypedDict, total=False):
     cancel_grace: Duration
     handle_signals: bool
     burst: bool
+    group: GroupLimits | None
     name: str
 
 
@@ -50,20 +53,13 @@ class WorkerSettings:
     cancel_grace: float = 3.0
     handle_signals: bool = True
     burst: bool = False
+    group: dict[str, object] | None = None
     name: str = ""
-
-
-def _count(value: object, name: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be {least} to {most}, not {value}")
-    return value
 
 
 def checked_concurrency(value: object) -> int:
     """A number of jobs that may run at once."""
-    return _count(value, "concurrency", 1, 100_000)
+    return whole(value, "concurrency", 1, 100_000)
 
 
 def worker_settings(
@@ -81,14 +77,18 @@ def worker_settings(
     cancel_grace: Duration = 3,
     handle_signals: bool = True,
     burst: bool = False,
+    group: GroupLimits | None = None,
     name: str | None = None,
 ) -> WorkerSettings:
     """Check the options of a worker.
 
     Without ``heartbeat_interval`` a lease is renewed every 10 seconds, or a third
     of its length if that is shorter; 0 turns renewal off. ``ack_interval=None``
-    follows the measured round trip, from 0.5 to 50 ms.
+    follows the measured round trip, from 0.5 to 50 ms. ``group`` limits what runs of
+    each group, over all workers that say so.
     """
+    if group is not None and not isinstance(group, GroupLimits):
+        raise TypeError(f"group must be GroupLimits, not {type(group).__name__}")
     lock_ms = to_ms(lock_duration, "lock_duration")
     if lock_ms < 1:
         raise ConfigError("lock_duration must be at least a millisecond")
@@ -109,8 +109,8 @@ def worker_settings(
     block = max(3 * lock_ms / 1000, 90.0) if max_block is None else to_seconds(max_block, "max_block")
     return WorkerSettings(
         concurrency=checked_concurrency(concurrency),
-        batch_size=_count(batch_size, "batch_size", 1, 1000),
-        prefetch=_count(prefetch, "prefetch", 0, 100_000),
+        batch_size=whole(batch_size, "batch_size", 1, 1000),
+        prefetch=whole(prefetch, "prefetch", 0, 100_000),
         poll_timeout=poll,
         drain_delay=max(0.001, to_seconds(drain_delay, "drain_delay")),
         lock_ms=lock_ms,
@@ -121,5 +121,6 @@ def worker_settings(
         cancel_grace=to_seconds(cancel_grace, "cancel_grace"),
         handle_signals=handle_signals,
         burst=burst,
+        group=None if group is None else group.to_wire(),
         name=name or f"{socket.gethostname()}-{os.getpid()}-{next(_number)}",
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from qclient.durations import Duration, to_ms, wire_number
+from qclient.checks import filled, group_id, whole
+from qclient.durations import Duration, instant_ms, to_ms, wire_number
 from qcore.errors import ConfigError
+from qcore.limits import MAX_GROUP_PRIORITY
 
 
 class JobState(StrEnum):
@@ -130,3 +133,174 @@ class Counts:
     def unfinished(self) -> int:
         """Jobs that can still run."""
         return self.total - self.completed - self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dedup:
+    """At most one live job of the queue has the key ``id``.
+
+    A second add is dropped and its handle names the first job. ``ttl`` frees the key after
+    that time; ``extend`` starts the time anew with each dropped add; ``replace`` removes a
+    job that has not started in favour of the new one; ``keep_until_expiry`` holds the key
+    for the whole ``ttl``, whatever becomes of the job.
+    """
+
+    id: str
+    ttl: Duration | None = None
+    extend: bool = False
+    replace: bool = False
+    keep_until_expiry: bool = False
+
+    def __post_init__(self) -> None:
+        filled(self.id, "dedup id")
+        if self.ttl is not None:
+            to_ms(self.ttl, "dedup ttl")
+        elif self.extend or self.keep_until_expiry:
+            raise ConfigError("dedup: extend and keep_until_expiry need a ttl")
+
+    def to_wire(self) -> dict[str, object]:
+        """The map form of the ``dedup`` field."""
+        out: dict[str, object] = {}
+        if self.ttl is not None:
+            out["ttl"] = wire_number(to_ms(self.ttl))
+        for name, flag in (
+            ("extend", self.extend),
+            ("replace", self.replace),
+            ("keepUntilExpiry", self.keep_until_expiry),
+        ):
+            if flag:
+                out[name] = True
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debounce:
+    """Of the adds with one ``id`` the last one counts, ``wait`` after it came."""
+
+    id: str
+    wait: Duration
+
+    def __post_init__(self) -> None:
+        filled(self.id, "debounce id")
+        to_ms(self.wait, "debounce wait")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The lane of a queue that a job goes into; groups take turns.
+
+    ``priority``: 0 to 2,097,151, lower first inside the group. ``max_size``: refuse the add
+    when so many jobs of the group are queued.
+    """
+
+    id: str
+    priority: int = 0
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        group_id(self.id)
+        whole(self.priority, "group priority", 0, MAX_GROUP_PRIORITY)
+        if self.max_size is not None:
+            whole(self.max_size, "group max_size", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Run a job again when a run of it has ended; exactly one of ``every`` and ``cron``.
+
+    ``limit`` is the number of runs after the first. For work that belongs to the wall clock,
+    see ``queue.schedules``.
+    """
+
+    every: Duration | None = None
+    cron: str | None = None
+    tz: str | None = None
+    limit: int | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    immediately: bool = False
+    offset: Duration = 0
+    continue_on_failure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.every is None) == (self.cron is None):
+            raise ConfigError("repeat needs exactly one of every and cron")
+        if self.tz is not None and self.cron is None:
+            raise ConfigError("repeat: a tz belongs to a cron pattern")
+        if self.limit is not None:
+            whole(self.limit, "repeat limit", 0)
+        self.to_wire()
+
+    def to_wire(self) -> dict[str, object]:
+        """The ``repeat`` field."""
+        out: dict[str, object] = {}
+        if self.every is not None:
+            every_ms = to_ms(self.every, "repeat every")
+            if not every_ms:
+                raise ConfigError("repeat every must be longer than 0")
+            out["every"] = wire_number(every_ms)
+        for name, text in (("pattern", self.cron), ("tz", self.tz)):
+            if text is not None:
+                out[name] = filled(text, f"repeat {name}")
+        if self.limit is not None:
+            out["limit"] = self.limit
+        for name, moment in (("startDate", self.start), ("endDate", self.end)):
+            if moment is not None:
+                out[name] = wire_number(instant_ms(moment, name.removesuffix("Date")))
+        offset_ms = to_ms(self.offset, "repeat offset")
+        if offset_ms:
+            out["offset"] = wire_number(offset_ms)
+        for name, flag in (
+            ("immediately", self.immediately),
+            ("continueOnFailure", self.continue_on_failure),
+        ):
+            if flag:
+                out[name] = True
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most ``max`` starts in the time ``per``."""
+
+    max: int
+    per: Duration = 1
+
+    def __post_init__(self) -> None:
+        whole(self.max, "max", 0)
+        if not to_ms(self.per, "per"):
+            raise ConfigError("per must be longer than 0")
+
+    def to_wire(self) -> dict[str, object]:
+        """The map form, as pulls send it for groups."""
+        return {"max": self.max, "duration": wire_number(to_ms(self.per))}
+
+    @classmethod
+    def from_wire(cls, raw: Mapping[str, Any] | None) -> RateLimit | None:
+        """Read the reply of the engine."""
+        return None if raw is None else cls(int(raw["max"]), raw["duration"] / 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    """What a worker allows each group: active jobs, and starts in a time."""
+
+    concurrency: int | None = None
+    rate: RateLimit | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            whole(self.concurrency, "group concurrency", 1)
+        if self.concurrency is None and self.rate is None:
+            raise ConfigError("GroupLimits needs concurrency or rate")
+        if self.rate is not None:
+            whole(self.rate.max, "group rate", 1)
+
+    def to_wire(self) -> dict[str, object]:
+        """The ``group`` field of a pull."""
+        out: dict[str, object] = {}
+        if self.concurrency is not None:
+            out["concurrency"] = self.concurrency
+        if self.rate is not None:
+            out["limit"] = self.rate.to_wire()
+        return out

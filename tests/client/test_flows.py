@@ -1,0 +1,197 @@
+"""Flows from Python, the same on every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qclient import (
+    DuplicateError,
+    FlowError,
+    FlowNode,
+    FlowProducer,
+    JobFailedError,
+    JobState,
+    Node,
+    Queue,
+    UnrecoverableError,
+    WaitingChildrenError,
+    Worker,
+    current_job,
+)
+
+
+def shape(node: FlowNode) -> Any:
+    return (node.job.name, [shape(child) for child in node.children])
+
+
+def test_a_tree_runs_from_its_leaves(engine_url: str, name: str) -> None:
+    kids = f"{name}-kids"
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        parts = [Node("part", {"n": n}, queue=kids, priority=n) for n in (1, 2)]
+        made = flows.add(Node("sum", queue=name, children=[*parts, Node("own", {"n": 3})]))
+        assert shape(made) == ("sum", [("part", []), ("part", []), ("own", [])])
+        assert [child.job.queue for child in made.children] == [kids, kids, name]
+        assert made.job.state is JobState.WAITING_CHILDREN
+        assert made.children[0].job.parent_id == made.job.id
+        assert made.job.children_ids == [child.job.id for child in made.children]
+
+        def process(job: Any) -> Any:
+            if job.name == "sum":
+                return sum(queue.job(job.id).children_values().values())
+            return job.data["n"]
+
+        with Worker(kids, process, engine_url), Worker(queue, process):
+            assert made.job.result(60) == 6
+        found = flows.get(made.job.id)
+        assert found is not None
+        assert shape(found) == shape(made)
+        assert flows.get(made.job.id, depth=0) == FlowNode(made.job)
+        clipped = flows.get(made.job.id, max_children=1)
+        assert clipped is not None
+        assert len(clipped.children) == 1
+        assert flows.get("no-such-job") is None
+        assert flows.results([made.job.id, "no-such-job"]) == {made.job.id: 6}
+
+
+def test_chains_and_fans(engine_url: str, name: str) -> None:
+    ran: list[str] = []
+    with FlowProducer(engine_url) as flows, Queue(name, engine_url) as queue:
+        chained = flows.chain(*(Node("step", {"at": i}, queue=name) for i in range(3)))
+        fanned = flows.fan_in([Node("side", queue=name) for _ in range(2)], then=Node("end", queue=name))
+        grown = flows.tree(
+            Node("root", queue=name, children=[Node("a", children=[Node("c")]), Node("b", queue=name)])
+        )
+        assert shape(grown) == ("root", [("a", [("c", [])]), ("b", [])])
+        assert chained[2].depends_on == [chained[1].id]
+        assert chained[1].data["__flowParentId"] == chained[0].id
+        assert fanned[2].data["__flowParentIds"] == [job.id for job in fanned[:2]]
+
+        async def process(job: Any) -> str:
+            ran.append(job.name + str(job.data.get("at", "")))
+            return str(job.name)
+
+        last = [chained[2], fanned[2], grown.children[0].children[0].job, grown.children[1].job]
+        with Worker(queue, process):
+            assert [job.result(60) for job in last] == ["step", "end", "c", "b"]
+        assert [at for at in ran if at.startswith("step")] == ["step0", "step1", "step2"]
+        assert ran.index("root") < ran.index("a") < ran.index("c")
+        assert ran.index("root") < ran.index("b")
+        assert ran.index("end") > max(i for i, at in enumerate(ran) if at == "side")
+        assert flows.chain() == []
+
+
+def test_what_the_failure_of_a_child_does(engine_url: str, name: str) -> None:
+    def process(job: Any) -> Any:
+        if job.name == "bad":
+            raise UnrecoverableError("broken")
+        return job.name
+
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        plain, ignored, continued, removed = flows.add_bulk(
+            [
+                Node("p", queue=name, children=[Node("bad")]),
+                Node("p", queue=name, children=[Node("bad", on_child_failure="ignore"), Node("good")]),
+                Node("p", queue=name, children=[Node("bad", on_child_failure="continue")]),
+                Node("p", queue=name, children=[Node("bad")]),
+            ],
+            queue_defaults={name: {"attempts": 7}},
+        )
+        assert removed.job.max_attempts == 7
+        # The last one is taken off before it fails.
+        bad = removed.children[0].job
+        assert bad.remove_child_dependency()
+        with pytest.raises(Exception, match="has no parent"):
+            bad.remove_child_dependency()
+        with Worker(queue, process):
+            with pytest.raises(JobFailedError, match="broken"):
+                plain.job.result(60)
+            for node in (ignored, continued, removed):
+                assert node.job.result(60) == "p"
+        key = f"{name}:{ignored.children[0].job.id}"
+        assert ignored.job.ignored_children() == {key: "broken"}
+        assert list(ignored.job.children_values().values()) == ["good"]
+        assert list(continued.job.failed_children().values()) == ["broken"]
+
+
+def test_children_that_are_added_later(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        parent = queue.add("parent", delay=3600)
+        child = queue.add("child", parent=parent, on_child_failure="ignore")
+        assert parent.refresh().state is JobState.WAITING_CHILDREN
+        assert child.parent_id == parent.id
+        parent.remove_unprocessed_children()
+        assert queue.get(child.id) is None
+        assert parent.refresh().state is JobState.DELAYED
+        parent.remove()
+
+        def process(job: Any) -> Any:
+            if job.name == "child":
+                return 5
+            found = queue.job(job.id).children_values()
+            if not found:
+                # Who runs it may add to it, which its token shows.
+                queue.add("child", parent=current_job())
+                raise WaitingChildrenError
+            return sum(found.values())
+
+        running = queue.add("runs")
+        with Worker(queue, process, concurrency=2):
+            assert running.result(60) == 5
+
+
+def test_a_flow_is_added_whole_or_not_at_all(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        job_id = f"{name}-known"
+        queue.add("n", job_id=job_id, delay=3600)
+        with pytest.raises(DuplicateError, match="already exists"):
+            flows.add(Node("p", queue=name, children=[Node("c", job_id=job_id), Node("d")]))
+        with pytest.raises(FlowError, match="dependency not found"):
+            flows.chain(Node("a", queue=name), Node("b", queue=name, depends_on=["no-such-job"]))
+        assert len(queue) == 1
+        assert queue.counts().total == 1
+
+
+def deep(levels: int) -> Node:
+    node = Node("leaf")
+    for _ in range(levels):
+        node = Node("n", children=[node])
+    return Node("root", queue="q", children=[node])
+
+
+SHARED = Node("shared", queue="q")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (Node("n"), "node 0: expected a queue"),
+        (Node("n", queue="q", children=[SHARED, SHARED]), "the same Node stands in the flow twice"),
+        (Node("n", queue="q", job_id="a", children=[Node("m", job_id="a")]), "'a' stands in the flow twice"),
+        (Node("n", queue="q", job_id="a:b"), "no colon"),
+        (Node("n", [1], queue="q"), "is a dict, not list"),  # type: ignore[arg-type]
+        (Node("n", {"__parentId": 1}, queue="q"), "begin with __ are reserved"),
+        (Node("n", queue="q", dedup="k"), "dedup is not for jobs of a flow"),
+        (Node("n", queue="q", parent="k"), "parent is not for jobs of a flow"),
+        (Node("n", queue="q", on_child_failure="fail"), "on_child_failure is for children"),
+        (Node("n", queue="q", children=[Node("m") for _ in range(10_000)]), "at most 10000 jobs"),
+        (deep(100), "at most 100 levels"),
+    ],
+)
+def test_flows_that_cannot_be_added(node: Node, said: str) -> None:
+    with FlowProducer("memory://") as flows, Queue("q", "memory://") as queue:
+        with pytest.raises(FlowError, match=said):
+            flows.add(node)
+        assert queue.counts().total == 0
+
+
+def test_the_deepest_flow(name: str) -> None:
+    with FlowProducer("memory://") as flows:
+        node = flows.add(deep(99))
+        depth = 0
+        while node.children:
+            node, depth = node.children[0], depth + 1
+        assert depth == 100
+        with pytest.raises(FlowError, match="children are for trees"):
+            flows.chain(Node("n", queue="q", children=[Node("m")]))

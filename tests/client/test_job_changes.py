@@ -1,0 +1,152 @@
+"""Looking at jobs and changing them, the same on every engine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from qclient import (
+    ConfigError,
+    Counts,
+    JobState,
+    NotFoundError,
+    Queue,
+    StateError,
+    UnrecoverableError,
+    Worker,
+)
+
+
+def test_lists(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        created = datetime(2026, 1, 1, tzinfo=UTC)
+        for i in range(7):
+            delay = timedelta(days=36500) if i == 6 else 0
+            queue.add("n", i, timestamp=created + timedelta(seconds=i), priority=i % 2, delay=delay)
+        assert [job.data for job in queue.jobs()] == [6, 5, 4, 3, 2, 1, 0]
+        assert [job.data for job in queue.jobs("prioritized", asc=True)] == [1, 3, 5]
+        assert [job.data for job in queue.jobs("waiting", "delayed", offset=1, limit=2)] == [4, 2]
+        assert queue.jobs(JobState.ACTIVE) == []
+        assert [job.data for job in queue.iter_jobs(chunk=2)] == list(range(7))
+        assert queue.counts_per_priority() == {0.0: 4, 1.0: 3}
+        assert queue.jobs("delayed")[0].state is JobState.DELAYED
+        queue.pause()
+        paused = queue.is_paused
+        assert len(queue.jobs("paused")) == 6
+        queue.resume()
+        assert (paused, queue.is_paused) == (True, False)
+        with pytest.raises(ConfigError, match="did you mean 'waiting'"):
+            queue.jobs("wating")
+
+
+def test_changes_of_a_queued_job(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        job = queue.add("n", {"a": 1}, delay=3600, tags=["x"])
+        assert (job.tags, job.parent_id, job.children_ids, job.depends_on) == (["x"], None, [], [])
+        job.update_data({"b": b"\x00"})
+        assert job.change_delay(timedelta(hours=2))
+        job.refresh()
+        assert job.data == {"b": b"\x00"}
+        assert job.run_at is not None
+        assert job.run_at - datetime.now(UTC) > timedelta(minutes=110)
+        assert job.promote()
+        assert not job.promote()
+        assert not queue.promote(job.id)
+        assert job.change_priority(7, lifo=True)
+        assert job.refresh().state is JobState.PRIORITIZED
+        job.log("one")
+        job.log("two", "warn")
+        assert [(line.level, line.message) for line in job.logs()] == [("info", "one"), ("warn", "two")]
+        assert [line.message for line in job.logs(offset=1, limit=5)] == ["two"]
+        job.clear_logs(keep=1)
+        assert [line.message for line in job.logs()] == ["two"]
+        with pytest.raises(StateError, match="only failed and completed jobs are retried"):
+            job.retry()
+        assert not job.done()
+        assert not job.wait(0.01)
+        job.discard()
+        assert job.done()
+        assert job.wait()
+        assert job.refresh().state is JobState.FAILED
+        assert not job.change_priority(1)
+        assert not job.change_delay(1)
+        with pytest.raises(StateError):
+            job.update_data(1)
+        job.retry()
+        assert job.refresh().state is JobState.PRIORITIZED
+        assert job.remove()
+        assert not job.remove()
+        for gone in (job.discard, job.retry):
+            with pytest.raises(NotFoundError):
+                gone()
+
+
+def test_removing_and_starting_over(engine_url: str, name: str) -> None:
+    def process(job: Any) -> Any:
+        if job.data == "fails":
+            raise UnrecoverableError("no")
+        return job.data
+
+    with Queue(name, engine_url) as queue:
+        fails, works = queue.add("n", "fails"), queue.add("n", "works")
+        with Worker(queue, process):
+            assert fails.wait(60)
+            assert queue.wait(works.id, 60) == "works"
+        waits = queue.add("n", delay=3600)
+        with pytest.raises(StateError, match="is completed; only queued and failed"):
+            queue.remove(works.id)
+        with pytest.raises(StateError, match="is delayed"):
+            queue.retry(waits.id)
+        assert queue.remove(fails.id, waits.id, "no-such-job") == 2
+        queue.retry(works.id)
+        assert queue.state(works.id) is JobState.WAITING
+        with Worker(queue, process):
+            assert works.wait(60)
+        assert queue.retry_all("completed", before=datetime.now(UTC) - timedelta(hours=1)) == 0
+        assert queue.retry_all("completed", limit=5) == 1
+        works.discard()
+        assert queue.retry_all(before=datetime.now(UTC) - timedelta(hours=1)) == 0
+        assert queue.retry_all(limit=5) == 1
+        assert queue.counts() == Counts(waiting=1)
+
+
+def test_emptying_a_queue(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        queue.add_bulk([("n", i, {"delay": 3600 if i < 2 else 0}) for i in range(6)])
+        assert queue.promote_all(limit=1) == 1
+        assert queue.client.call("PULL", {"queue": name, "owner": "o"})["job"] is not None
+        assert queue.clean(3600, state="waiting") == []
+        assert len(queue.clean(0, state="waiting", limit=2)) == 2
+        assert queue.drain() == 3
+        with pytest.raises(StateError, match="1 jobs are active"):
+            queue.obliterate()
+        queue.obliterate(force=True)
+        assert queue.counts() == Counts()
+        queue.obliterate()
+        with pytest.raises(ConfigError, match="state must be one of"):
+            queue.clean(0, state="active")
+
+
+def test_a_running_job_seen_from_outside(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        job = queue.add("n")
+        assert queue.progress(job.id) == 0
+        assert queue.client.call("PULL", {"queue": name})["job"]["id"] == job.id
+        job.set_progress(40, "half")
+        assert (job.refresh().progress, job.progress_message) == (40, "half")
+        assert queue.progress(job.id) == 40
+        with pytest.raises(StateError, match="is active"):
+            job.remove()
+        with Worker(queue, lambda job: None, name="w1") as worker:
+            queue.add("n").result(60)
+            [info] = queue.workers()
+            assert (info.name, info.queues, info.concurrency, info.status) == ("w1", (name,), 1, "active")
+            assert worker is not None
+        seen = queue.metrics("completed", minutes=5)
+        assert (seen.total, seen.minutes[0]) == (1, 1)
+        assert seen.latest is not None
+        assert queue.metrics("failed").total == 0
+        assert queue.trim_events(1) > 0
+        assert queue.trim_events(1) == 0
