@@ -26,9 +26,8 @@ from typing import Any
 from qclient.channel import Channel
 from qclient.codec import NIL, pack_payload
 from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
-from qclient.durations import to_ms, to_seconds
-from qclient.failures import MAX_MESSAGE_CHARS, error_text, stack_lines
 from qclient.keeper import LeaseKeeper
+from qclient.outcomes import UNUSABLE_RESULT, Flight, Report, report_of
 from qclient.protocol import array_header
 from qclient.replies import refused
 from qclient.settings import WorkerSettings
@@ -39,19 +38,13 @@ from qcore.errors import (
     CommandError,
     CommandTimeout,
     ConnectionLost,
-    DelayedError,
     ForkedError,
     JobCancelled,
-    JobControl,
     LeaseError,
     LimitError,
     NotFoundError,
-    RateLimitError,
-    RetryJob,
     SerializationError,
     StateError,
-    UnrecoverableError,
-    WaitingChildrenError,
 )
 from qcore.limits import MAX_DATA_BYTES
 
@@ -66,45 +59,6 @@ _MIN_ACK_S = 0.0005
 _MAX_ACK_S = 0.05
 
 Reply = dict[str, Any]
-
-
-class Flight:
-    """One batch of acknowledgements under way."""
-
-    __slots__ = ("fields", "jobs", "raw", "repeated", "sent_at", "tries")
-
-    def __init__(
-        self, jobs: list[JobContext], fields: dict[str, object], raw: tuple[tuple[str, bytes], ...]
-    ) -> None:
-        self.jobs = jobs
-        self.fields = fields
-        self.raw = raw
-        self.tries = 0
-        self.repeated = False
-        self.sent_at = 0.0
-
-
-class Report:
-    """A single outcome under way: a failure or another command that ends a delivery."""
-
-    __slots__ = ("after", "command", "error", "fields", "job", "kind", "tries")
-
-    def __init__(
-        self,
-        job: JobContext,
-        command: str,
-        fields: dict[str, object],
-        kind: str,
-        error: BaseException | None = None,
-        after: tuple[str, dict[str, object]] | None = None,
-    ) -> None:
-        self.job = job
-        self.command = command
-        self.fields = fields
-        self.kind = kind
-        self.error = error
-        self.after = after
-        self.tries = 0
 
 
 class Control:
@@ -442,14 +396,14 @@ class Control:
             return None, None
         if asyncio.iscoroutine(result):
             result.close()
-            raise SerializationError("result cannot be stored: a coroutine that was not awaited")
+            raise SerializationError(f"{UNUSABLE_RESULT}: a coroutine that was not awaited")
         try:
             packed = pack_payload(result, typed=self._typed, int64=self._int64)
         except SerializationError as exc:
-            raise SerializationError(f"result cannot be stored: {exc}") from None
+            raise SerializationError(f"{UNUSABLE_RESULT}: {exc}") from None
         if len(packed) > MAX_DATA_BYTES:
             raise SerializationError(
-                f"result cannot be stored: it has {len(packed)} bytes; the limit is {MAX_DATA_BYTES}"
+                f"{UNUSABLE_RESULT}: it has {len(packed)} bytes; the limit is {MAX_DATA_BYTES}"
             )
         return packed, result
 
@@ -739,7 +693,10 @@ class Control:
             self._report(Report(job, "MoveToWait", {"id": job.id, "token": job.token}, "released"))
         else:
             self._leave(job)
-            self._report(self._describe(job, exc))
+            report = report_of(job, exc)
+            if report.hold is not None:
+                self.hold(report.hold)
+            self._report(report)
         self._reconsider()
         self._pull()
         self.channel.flush()
@@ -747,49 +704,6 @@ class Control:
     def _leave(self, job: JobContext) -> None:
         job._state = REPORTING
         self.running -= 1
-
-    def _describe(self, job: JobContext, exc: BaseException) -> Report:
-        """The command that an exception stands for; one that asks for the impossible is a failure."""
-        try:
-            return self._command_for(job, exc)
-        except Exception as fault:
-            # Its slot and its lease would be lost with an error in here.
-            return self._command_for(job, fault)
-
-    def _command_for(self, job: JobContext, exc: BaseException) -> Report:
-        base: dict[str, object] = {"id": job.id, "token": job.token}
-        after: tuple[str, dict[str, object]] | None = None
-        if isinstance(exc, JobControl):
-            if isinstance(exc, DelayedError):
-                delay_ms = float(to_ms(0 if exc.delay is None else exc.delay, "delay"))
-                return Report(job, "MoveToDelayed", base | {"delay": delay_ms}, "moved")
-            if isinstance(exc, RateLimitError):
-                self.hold(to_seconds(exc.retry_after, "retry_after"))
-                return Report(job, "MoveToWait", base, "moved")
-            if isinstance(exc, WaitingChildrenError):
-                return Report(job, "MoveToWaitingChildren", base, "moved")
-            if isinstance(exc, RetryJob):
-                if exc.delay:
-                    after = ("ChangeDelay", {"id": job.id, "delay": float(to_ms(exc.delay, "delay"))})
-                else:
-                    after = ("Promote", {"id": job.id})
-        error: BaseException = exc
-        unrecoverable = isinstance(exc, UnrecoverableError)
-        if isinstance(exc, (asyncio.CancelledError, JobCancelled)) and job._reason is not None:
-            if job._reason == "timeout":
-                text = f"timed out after {job.timeout:g} s"
-            else:
-                text = "cancelled" if job._reason == "cancelled" else f"cancelled: {job._reason}"
-                unrecoverable = True
-        elif isinstance(exc, JobControl) or (isinstance(exc, SerializationError) and _is_ours(exc)):
-            text = (str(exc) or type(exc).__name__)[:MAX_MESSAGE_CHARS]
-            text = text.encode("utf-8", "replace").decode()
-        else:
-            text = error_text(exc)
-        fields = base | {"error": text, "stack": stack_lines(exc)}
-        if unrecoverable:
-            fields["unrecoverable"] = True
-        return Report(job, "FAIL", fields, "failed", error, after)
 
     def _report(self, report: Report) -> None:
         self._reports += 1
@@ -1008,10 +922,6 @@ def _task(coroutine: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]
 
 def _task_of_factory(coroutine: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
     return loop.create_task(coroutine)
-
-
-def _is_ours(exc: SerializationError) -> bool:
-    return str(exc).startswith("result cannot be stored")
 
 
 def _ignore(arg: Any, reply: Reply | None, error: Exception | None) -> None:
