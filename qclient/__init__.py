@@ -10,6 +10,7 @@ from qclient.flows import FlowNode, FlowProducer, Node
 from qclient.job import Job, LogLine
 from qclient.limits import GroupHandle
 from qclient.local import shutdown_engine
+from qclient.namespace import QueueGroup
 from qclient.queue import JobSpec, Queue
 from qclient.schedules import Schedule
 from qclient.tls import TLS
@@ -25,6 +26,7 @@ from qclient.values import (
     RateLimit,
     Repeat,
 )
+from qclient.webhooks import Webhook, verify_webhook
 from qclient.worker import Worker, WorkerStats
 from qcore.errors import (
     AuthError,
@@ -102,6 +104,7 @@ __all__ = [
     "QError",
     "Queue",
     "QueueEvents",
+    "QueueGroup",
     "RateLimit",
     "RateLimitError",
     "Repeat",
@@ -115,9 +118,11 @@ __all__ = [
     "UnrecoverableError",
     "WaitTimeout",
     "WaitingChildrenError",
+    "Webhook",
     "Worker",
     "WorkerInfo",
     "WorkerStats",
     "current_job",
     "shutdown_engine",
+    "verify_webhook",
 ]

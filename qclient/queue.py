@@ -22,6 +22,7 @@ from qclient.protocol import array_header, map_body, map_header
 from qclient.schedules import Schedules
 from qclient.url import resolve
 from qclient.values import Counts, JobState, job_state
+from qclient.webhooks import Webhooks
 from qcore.errors import ConfigError, NotFoundError, SerializationError, StateError
 from qcore.limits import MAX_DATA_BYTES, MAX_NAME_CHARS
 
@@ -71,7 +72,7 @@ class Queue:
     default port are tried, in this order. Nothing is opened before the first
     command. Thread-safe.
 
-    ``dlq``, ``limits``, ``schedules``, ``stall`` and ``dedup`` hold the commands of one
+    ``dlq``, ``limits``, ``schedules``, ``stall``, ``dedup`` and ``webhooks`` hold the commands of one
     subject each, and ``group(id)`` those of one group.
     """
 
@@ -83,6 +84,7 @@ class Queue:
         self.schedules = Schedules(self.client, name)
         self.stall = Stalls(self.client, name)
         self.dedup = UniqueKeys(self.client, name)
+        self.webhooks = Webhooks(self.client, name)
 
     # ------------------------------------------------------------------ adding
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from broker_talk import Talk, frame, frames
 
+from qclient import verify_webhook
 from qcore.broker import open_broker
 from qcore.broker.core import Broker
 from qcore.broker.embedded import EmbeddedEngine
@@ -123,6 +124,9 @@ def test_what_a_hook_is_told(engine: EmbeddedEngine, ear: Ear) -> None:
         assert headers["X-Webhook-Event"] == message["event"]
         assert headers["X-Webhook-Timestamp"] == str(message.pop("timestamp"))
         assert headers["X-Webhook-Signature"] == hmac.new(b"s3", body, hashlib.sha256).hexdigest()
+        assert verify_webhook(headers, body, "s3")
+        assert not verify_webhook(headers, body + b" ", "s3")
+        assert not verify_webhook({}, body, "s3")
         assert (message.pop("queue"), message.pop("jobId")) == ("q", "j")
         told.append(message)
     assert told == [

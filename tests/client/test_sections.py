@@ -17,8 +17,10 @@ from qclient import (
     Group,
     GroupLimits,
     LimitError,
+    NotFoundError,
     Queue,
     QueueEvents,
+    QueueGroup,
     RateLimit,
     Repeat,
     StallConfig,
@@ -254,6 +256,61 @@ def test_settings_of_dead_letters_and_stalls(engine_url: str, name: str) -> None
         assert queue.stall.config == StallConfig(False, 1.5, 0, 0)
         with pytest.raises(ConfigError, match="max_entries must be at least 1"):
             queue.dlq.configure(max_entries=0)
+
+
+# --- webhooks, and queues of one namespace ------------------------------------------
+
+
+def test_webhooks(engine_url: str, name: str) -> None:
+    url = f"https://hooks.example.com/{name}"
+    with Queue(name, engine_url) as queue, Queue(f"{name}-other", engine_url) as other:
+        mine = queue.webhooks.add(url, ["job.completed", "job.failed"], secret="hidden")
+        both = queue.webhooks.add(url, ["job.pushed"], every_queue=True)
+        assert (mine.url, mine.events, mine.queue) == (url, ("job.completed", "job.failed"), name)
+        listed = {hook.id: hook for hook in queue.webhooks.list()}
+        assert {mine.id, both.id} <= listed.keys()
+        assert (listed[mine.id].enabled, listed[mine.id].told, listed[mine.id].created_at) == (
+            True,
+            0,
+            mine.created_at,
+        )
+        assert "hidden" not in repr(listed)
+        assert mine.id not in {hook.id for hook in other.webhooks.list()}
+        queue.webhooks.disable(mine.id)
+        assert [hook.enabled for hook in queue.webhooks.list() if hook.id == mine.id] == [False]
+        queue.webhooks.enable(mine.id)
+        assert [hook.enabled for hook in queue.webhooks.list() if hook.id == mine.id] == [True]
+        assert queue.webhooks.remove(mine.id)
+        assert not queue.webhooks.remove(mine.id)
+        assert queue.webhooks.remove(both.id)
+        with pytest.raises(NotFoundError):
+            queue.webhooks.enable(mine.id)
+        with pytest.raises(ConfigError, match="cannot point to localhost"):
+            queue.webhooks.add("http://localhost/", ["job.pushed"])
+        with pytest.raises(ConfigError, match=r"did you mean 'job\.completed'"):
+            queue.webhooks.add(url, ["job.complete"])
+        with pytest.raises(ConfigError, match="at least one"):
+            queue.webhooks.add(url, [])
+
+
+def test_queues_of_a_namespace(engine_url: str, name: str) -> None:
+    with QueueGroup(name, engine_url) as group, Queue(f"{name}x", engine_url) as stranger:
+        stranger.add("n")
+        with group.queue("a") as a, group.queue("b") as b:
+            assert a.name == f"{name}:a"
+            jobs = [a.add("n", 1), b.add("n", 2)]
+            assert group.names() == ["a", "b"]
+            group.pause_all()
+            assert (a.is_paused, b.is_paused, stranger.is_paused) == (True, True, False)
+            group.resume_all()
+            with group.worker("a", lambda job: job.data, concurrency=2):
+                assert jobs[0].result(60) == 1
+            assert group.drain_all() == 1
+            group.obliterate_all()
+            assert (a.counts().total, b.counts().total) == (0, 0)
+        assert len(stranger) == 1
+    with pytest.raises(ConfigError, match="letters, digits"):
+        QueueGroup("a b")
 
 
 # --- schedules ----------------------------------------------------------------------

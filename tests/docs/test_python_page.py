@@ -13,6 +13,7 @@ from qclient.deadletters import DeadLetters, Stalls, UniqueKeys
 from qclient.limits import GroupHandle, QueueLimits
 from qclient.options import OPTION_NAMES
 from qclient.schedules import Schedules
+from qclient.webhooks import Webhooks
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/python.md").read_text("utf-8")
 PARTS = (
@@ -25,6 +26,8 @@ PARTS = (
     QueueLimits,
     GroupHandle,
     Schedules,
+    Webhooks,
+    qclient.QueueGroup,
 )
 
 
