@@ -210,6 +210,9 @@ class SqliteStore:
         self._lock_fd = take_lock(self.path)
         try:
             self._con = self._open()
+            with contextlib.suppress(OSError):
+                if os.stat(self.path + "-wal").st_size:
+                    self._pages_due = 0  # left by one that was killed: it may be large already
             found = os.stat(self.path)
             self._key = (found.st_dev, found.st_ino)
             with _owned_guard:

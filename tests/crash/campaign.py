@@ -2,6 +2,7 @@
 
     python -m tests.crash.campaign --kills 200 --mode server --seed 7
 
+The load is all of :mod:`tests.crash.load` at once, and :mod:`tests.crash.script` beside it.
 ``server``: a server process is killed; producers and workers live on, wait for the next
 one and go on with the jobs in their hands. ``embedded``: the process that is killed
 holds the engine, its producers and its workers. One file serves the whole campaign.
@@ -22,6 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,12 +32,15 @@ import msgpack
 from qcore.broker import open_broker
 from qcore.broker.embedded import EmbeddedEngine
 from qcore.broker.opening import Mode, close_broker, commit, flush
-from tests.crash.ledger import Key, Ledger, Row, read_rows
+from tests.crash.ledger import COMPLETED, FAILED, Ledger, Row, read_rows, read_schedules
 from tests.crash.load import (
     EPOCH,
+    FIRST_SCHEDULE,
     QUEUE,
+    TICKS,
     Caller,
     Entry,
+    Key,
     Load,
     LocalCaller,
     Log,
@@ -46,6 +51,7 @@ from tests.crash.load import (
     framed,
     pull,
 )
+from tests.crash.script import Critic, recite
 
 PRODUCERS = 3
 WORKERS = 4
@@ -71,23 +77,42 @@ def recovered(source: Path, target: Path, mode: Mode) -> dict[Key, Row]:
         flush(broker)
         assert not broker.store.integrity_check()
         copy_file(work, target)
+        check_keys(broker, read_rows(copy_file(work, work.with_name(work.name + "-look"))))
     finally:
         close_broker(broker)
     return read_rows(copy_file(target, target.with_name(target.name + "-look")))
 
 
+def check_keys(broker: Any, rows: dict[Key, Row]) -> None:
+    """The key of a job that is alive is taken, any other is free."""
+    caller = BrokerCaller(broker)
+    alive = {row.unique: row.id for row in rows.values() if row.state not in (COMPLETED, FAILED)}
+    for key in {row.unique for row in rows.values()} - {""}:
+        new = f"new-{key}"
+        reply = caller.call({"cmd": "PUSH", "queue": QUEUE, "jobId": new, "uniqueKey": key})
+        assert reply["id"] == alive.get(key, new), f"{key}: {reply}, held by {alive.get(key)}"
+    caller.close()
+
+
 class Campaign:
     """One file, many crashes."""
 
-    def __init__(self, mode: Mode, seed: int, folder: Path, longest_ms: int) -> None:
+    def __init__(self, mode: Mode, seed: int, folder: Path, longest: int) -> None:
         self.mode: Mode = mode
         self.rng = random.Random(seed)
         self.seed = seed
         self.folder = folder
-        self.longest_ms = longest_ms
+        self.longest = longest
         self.file = folder / "jobs.db"
         self.ledger = Ledger(server=mode == "server")
+        self.critic = Critic(BrokerCaller)
         self.kills = 0
+        broker = open_broker(str(self.file), mode=mode)
+        caller = BrokerCaller(broker)
+        for queue in (QUEUE, TICKS):
+            # The same holds for silence.
+            assert caller.call({"cmd": "SetStallConfig", "queue": queue, "config": {"enabled": False}})["ok"]
+        close_broker(broker)
 
     def check(self, entries: list[Entry], ended_at: int, *, clean: bool = False) -> None:
         """The process is dead: hold its file against the logs. After a clean end nothing is missing."""
@@ -96,21 +121,31 @@ class Campaign:
             safe_at = ended_at
         else:
             self.kills += 1
-        if not self.file.exists():
-            return
         crashed = read_rows(copy_file(self.file, self.folder / "crashed.db"))
         self.ledger.check_crash(crashed, safe_at, ended_at)
+        self.ledger.check_schedules(crashed, read_schedules(self.folder / "crashed.db"))
+        if not clean:
+            self.critic.check(entries, copy_file(self.file, self.folder / "script.db"))
         once = recovered(self.file, self.folder / "once.db", self.mode)
         self.ledger.check_recovery(crashed, once)
         # A crash right after recovery, before anybody came: nothing is charged again.
         twice = recovered(self.folder / "once.db", self.folder / "twice.db", self.mode)
         assert {k: r.lasting for k, r in once.items()} == {k: r.lasting for k, r in twice.items()}
 
-    def pause(self) -> float:
-        """Seconds until the next kill; every seventh comes during the start."""
+    def moment(self, count: Callable[[], int], failed: Callable[[], object], started_s: float) -> None:
+        """Wait for the next kill: so many entries of the clients' logs, or a time within the start.
+
+        (By what was done, not by the clock: on a busy machine little is done in a second.)
+        """
         if self.kills % 7 == 6:
-            return self.rng.random() * (0.25 if self.mode == "server" else 0.01)
-        return (0.01 + self.rng.random()) * self.longest_ms / 1000
+            time.sleep(self.rng.random() * started_s)
+            return
+        end, guard = count() + self.rng.randrange(self.longest), time.monotonic() + 60
+        while count() < end:
+            assert not failed(), "a client was told what it must not be told"
+            assert time.monotonic() < guard, "nothing is done any more"
+            time.sleep(0.001)
+        time.sleep(self.rng.random() * 0.003)
 
     def finish(self) -> None:
         """Run what is left, in this process, and look at the sum of it all."""
@@ -140,6 +175,10 @@ class Campaign:
             "confirmed_ends": ledger.ends,
             "lost_buffered_adds": ledger.lost_buffered,
             "oldest_loss_ms": round(ledger.oldest_loss_ms, 1),
+            "schedules": len(ledger.plans),
+            "runs_of_schedules": sum(key[0] >= FIRST_SCHEDULE for key in ledger.completed),
+            "script_steps": self.critic.steps,
+            "script_unsure": self.critic.unsure,
             "charged": ledger.charged,
             "kept_leases": ledger.kept,
         }
@@ -165,20 +204,21 @@ class BrokerCaller:
 def drain(broker: Any, log: Log) -> None:
     """Run everything to its end."""
     caller = BrokerCaller(broker)
+    for cron in caller.call({"cmd": "CronList"})["crons"]:
+        assert caller.call({"cmd": "CronDelete", "name": cron["name"]})["ok"]
     while True:
         seconds, cut = broker.pump()
         if cut is not None:
             commit(broker, cut)
-        held = pull(log, caller, 1000, 0)
+        held = pull(log, caller, 1000, 0) + pull(log, caller, 1000, 0, queue=TICKS)
         if held:
             finish_batch(log, caller, held)
             for job, token in held:
                 finish(log, caller, job, token)
             continue
-        counts = broker.engine.counts(QUEUE, broker.wall_ms)
-        if not counts["delayed"]:
-            assert not counts["active"], counts
-            assert not counts["waiting"], counts
+        counts = [broker.engine.counts(queue, broker.wall_ms) for queue in (QUEUE, TICKS)]
+        if not any(count["delayed"] for count in counts):
+            assert not any(count["active"] or count["waiting"] for count in counts), counts
             return
         time.sleep(min(0.05, seconds or 0.0))  # a retry becomes due
 
@@ -191,7 +231,15 @@ def _live(path: Path, log_fd: int, seed: int, first: int) -> NoReturn:
     try:
         engine = EmbeddedEngine(str(path))
         log = Log(log_fd)
-        load = Load(log, lambda _: LocalCaller(engine), seed, first, producers=PRODUCERS, workers=WORKERS)
+        load = Load(
+            log,
+            lambda _: LocalCaller(engine),
+            seed,
+            first,
+            producers=PRODUCERS,
+            workers=WORKERS,
+            script=recite,
+        )
         load.start()
         load.failed.wait()
     except BaseException:
@@ -206,8 +254,13 @@ def run_embedded(campaign: Campaign, kills: int) -> None:
         pid = os.fork()
         if not pid:
             _live(campaign.file, fd, campaign.seed * 1000 + kill, kill * EPOCH)
+        # An entry has some 60 bytes. One who was told a wrong thing ends the process.
+        campaign.moment(
+            lambda fd=fd: os.fstat(fd).st_size // 60,
+            lambda pid=pid: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT),
+            0.02,
+        )
         os.close(fd)
-        time.sleep(campaign.pause())
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), f"the process ended by itself with {os.waitstatus_to_exitcode(status)}"
@@ -256,20 +309,23 @@ def _port(server: subprocess.Popen[str]) -> int:
 def run_server(campaign: Campaign, kills: int) -> None:
     reach = Reach()
     log = Log()
-    load = Load(log, reach.connect, campaign.seed, 0, producers=PRODUCERS, workers=WORKERS)
+    load = Load(log, reach.connect, campaign.seed, 0, producers=PRODUCERS, workers=WORKERS, script=recite)
     load.start()
     taken = 0
+    started_s = 0.3
     for kill in range(kills + 1):
         server = _serve(campaign.file)
         assert server.stdout is not None
         try:
-            pause = campaign.pause()
             if kill == kills or kill % 7 != 6:
+                began = time.monotonic()
                 reach.set(_port(server))
+                started_s = 1.2 * (time.monotonic() - began)
             if kill == kills:
                 load.quiet()
-                pause = 0.5
-            assert not load.failed.wait(pause), "a client was told what it must not be told"
+                assert not load.failed.wait(0.5), "a client was told what it must not be told"
+            else:
+                campaign.moment(lambda: log.count, load.failed.is_set, started_s)
             reach.set(0, over=kill == kills)
             if kill == kills:
                 load.stop()
@@ -283,7 +339,8 @@ def run_server(campaign: Campaign, kills: int) -> None:
             server.kill()
             server.stdout.close()
             server.wait()
-        entries, taken = log.entries[taken:], len(log.entries)
+        entries = log.entries[taken:]
+        taken += len(entries)
         campaign.check(entries, time.monotonic_ns(), clean=kill == kills)
 
 
@@ -291,15 +348,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--mode", choices=["server", "embedded"], default="server")
     parser.add_argument("--seed", type=int, default=None, help="of the moments and the load; printed")
-    parser.add_argument("--longest-ms", type=int, default=150, help="load between start and kill, at most")
+    parser.add_argument("--longest", type=int, default=400, help="entries between start and kill, at most")
     parser.add_argument("--folder", type=Path, help="where the files go; default a temporary one")
     options = parser.parse_args(argv)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="qcore-crash-"))
-    campaign = Campaign(options.mode, seed, folder, options.longest_ms)
+    campaign = Campaign(options.mode, seed, folder, options.longest)
     try:
         (run_server if options.mode == "server" else run_embedded)(campaign, options.kills)
         campaign.finish()

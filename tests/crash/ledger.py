@@ -9,17 +9,15 @@ from __future__ import annotations
 import sqlite3
 import struct
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
 
-from tests.crash.load import Entry, result_of
+from tests.crash.load import FIRST_SCHEDULE, QUEUE, TICKS, Entry, Key, key_of, own_id, result_of
 
-Key = tuple[int, int]  # producer, number
-
-READY, DELAYED, ACTIVE, COMPLETED, FAILED = 1, 2, 3, 4, 5
+READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED = 1, 2, 3, 4, 5, 6
 _HEAD = struct.Struct("<BBBBIqqdIIIIIII")
 
 
@@ -34,6 +32,9 @@ class Row:
     stalls: int
     token: str
     result: bytes | None
+    unique: str = ""
+    kids: int = 0  # a parent of so many, which follow it
+    takes: bool = False  # its death is its parent's
 
     @property
     def lasting(self) -> tuple[object, ...]:
@@ -47,14 +48,17 @@ def _uuid(record: bytes, at: int) -> str:
 
 
 def read_rows(path: Path) -> dict[Key, Row]:
-    """Every job in the file by what its data says it is; fails on a double or damaged one."""
+    """The producers' jobs by what their data says they are; fails on a double or damaged one."""
     con = sqlite3.connect(path)
     try:
         assert con.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert not con.execute("SELECT seq FROM payloads EXCEPT SELECT seq FROM jobs").fetchall()
+        queues = con.execute("SELECT id, state FROM queues").fetchall()
+        ours = [i for i, state in queues if msgpack.unpackb(state)["name"] in (QUEUE, TICKS)]
         found = con.execute(
-            "SELECT j.state, j.record, coalesce(p.data, j.data), j.result"
-            " FROM jobs j LEFT JOIN payloads p ON p.seq = j.seq"
+            "SELECT j.state, j.record, coalesce(p.data, j.data), j.result FROM jobs j"
+            " LEFT JOIN payloads p ON p.seq = j.seq WHERE j.queue IN (?, ?)",
+            (*ours, -1, -1)[:2],
         ).fetchall()
     finally:
         con.close()
@@ -68,12 +72,23 @@ def read_rows(path: Path) -> dict[Key, Row]:
         job_id = record[at : at + id_n].decode() if flags & 1 else _uuid(record, at)
         token = _uuid(record, at + id_n) if parts & 1 else ""
         value = msgpack.unpackb(data)
-        key = (value["p"], value["n"])
+        key = key_of(value, job_id)
         assert key not in rows, f"{key} is in the file twice"
         assert job_id not in ids, f"the id {job_id} is in the file twice"
         ids.add(job_id)
-        rows[key] = Row(job_id, state, attempts, max_attempts, stalls, token, result)
+        ties = (value.get("u", ""), value.get("kids", 0), "takes" in value)
+        rows[key] = Row(job_id, state, attempts, max_attempts, stalls, token, result, *ties)
     return rows
+
+
+def read_schedules(path: Path) -> dict[int, int]:
+    """How often each schedule of the load in the file has run."""
+    con = sqlite3.connect(path)
+    try:
+        found = con.execute("SELECT key, value FROM schedules WHERE key LIKE 's1%'").fetchall()
+    finally:
+        con.close()
+    return {int(name[1:]): msgpack.unpackb(value)["executions"] for name, value in found}
 
 
 @dataclass(slots=True)
@@ -84,8 +99,10 @@ class Add:
     count: int
     durable: bool
     custom: str | None
+    unique: bool
     tried_at: int
     told_at: int = 0
+    reply: str = ""
 
     @property
     def keys(self) -> list[Key]:
@@ -108,6 +125,17 @@ class Delivery:
 
 
 @dataclass(slots=True)
+class Plan:
+    """A schedule with a limit."""
+
+    limit: int
+    alone: bool  # no second job of it at a time
+    told_at: int = 0
+    end_sent_at: int = 0
+    ended_at: int = 0
+
+
+@dataclass(slots=True)
 class Ledger:
     """The clients' view, fed with their logs after each crash."""
 
@@ -116,6 +144,8 @@ class Ledger:
     deliveries: dict[Key, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
     completed: dict[Key, int] = field(default_factory=dict)  # when it was known
     attempts: dict[Key, int] = field(default_factory=dict)  # as the last recovery left them
+    plans: dict[int, Plan] = field(default_factory=dict)
+    dropped: Counter[int] = field(default_factory=Counter)  # runs of schedules that a recovery dropped
     kills: list[int] = field(default_factory=list)
     ends: int = 0
     lost_buffered: int = 0
@@ -137,16 +167,19 @@ class Ledger:
         safe = 0
         for what, at, *values in entries:
             match what, values:
-                case "add", [producer, n, count, durable, custom]:
-                    self._open[producer] = Add((producer, n), count, durable, custom, at)
+                case "add", [producer, n, count, durable, custom, unique]:
+                    self._open[producer] = Add((producer, n), count, durable, custom, unique, at)
                     self.adds.append(self._open[producer])
-                case "added", [producer]:
+                case "added", [producer, reply]:
                     add = self._open.pop(producer)
-                    add.told_at = at
+                    add.told_at, add.reply = at, reply
                     if add.durable:
                         safe = max(safe, add.tried_at)
-                case "pulled", [producer, n, job_id, token, attempts, most, removes]:
+                case "pulled", [producer, n, job_id, token, attempts, most, removes, kids]:
                     assert attempts < most, f"{producer, n} was started after {attempts} attempts of {most}"
+                    for kid in range(n + 1, n + 1 + kids) if kids else ():
+                        ends = self.deliveries[producer, kid]
+                        assert any(d.how == "ack" for d in ends), f"{producer, n} ran before {kid}"
                     self._pulled((producer, n), Delivery(job_id, token, attempts, removes, at))
                 case "renewed", [producer, n, token, ok]:
                     delivery = self._find((producer, n), token)
@@ -159,6 +192,16 @@ class Ledger:
                 case "ended", [producer, n, token, how, ok, why]:
                     if self._ended((producer, n), token, how, ok, why, at):
                         safe = max(safe, self._find((producer, n), token).end_sent_at)
+                case "cron", [n, limit, alone]:
+                    self.plans[n] = Plan(limit, alone)
+                case "croned", [n]:
+                    self.plans[n].told_at = at
+                case "uncron", [n]:
+                    self.plans[n].end_sent_at = at
+                case "uncroned", [n, ok]:
+                    self.plans[n].ended_at = at if ok else 0
+                case "step" | "stepped", _:
+                    pass  # of a script
                 case _:
                     raise AssertionError(f"unknown entry {what} {values}")
         return safe
@@ -208,6 +251,7 @@ class Ledger:
         self.kills.append(killed_at)
         self._check_adds(rows, safe_at, killed_at)
         self._check_attempts(rows)
+        self._check_ties(rows)
         for key, deliveries in self.deliveries.items():
             row = rows.get(key)
             if key in self.completed:
@@ -245,6 +289,9 @@ class Ledger:
                         f"{add.key} did not take the id of {holder}"
                     )
             else:
+                if add.unique and add.told_at and add.reply != own_id(*add.key):
+                    assert add.key not in rows, f"{add.key} is there, and was told to be {add.reply}"
+                    continue
                 there = {key in rows for key in add.keys if not self._removed(key)}
             assert len(there) < 2, f"the batch {add.key} is there in part"
             if there == {True}:
@@ -259,6 +306,40 @@ class Ledger:
                 self.lost_buffered += add.count
                 self.oldest_loss_ms = max(self.oldest_loss_ms, (killed_at - add.told_at) / 1e6)
         self._checked = len(self.adds)
+
+    def _check_ties(self, rows: dict[Key, Row]) -> None:
+        """No key has two live holders; a parent waits exactly while a child is not done."""
+        holders: dict[str, Key] = {}
+        for key, row in rows.items():
+            if row.unique and row.state not in (COMPLETED, FAILED):
+                assert row.unique not in holders, f"{row.unique}: {holders[row.unique]} and {key} are alive"
+                holders[row.unique] = key
+            if row.kids:
+                kids = [rows[key[0], key[1] + 1 + i] for i in range(row.kids)]
+                if any(kid.takes and kid.state == FAILED for kid in kids):
+                    assert row.state == FAILED, f"{key}: a child has died, and it is in state {row.state}"
+                else:
+                    waits = any(kid.state != COMPLETED for kid in kids)
+                    assert waits == (row.state == PARKED), f"{key}: {row}, children {kids}"
+
+    def check_schedules(self, rows: dict[Key, Row], executions: dict[int, int]) -> None:
+        """``executions`` of the schedules in the file: each is one job, and none is beyond the limit."""
+        runs: Counter[int] = Counter(key[0] for key in rows if key[0] >= FIRST_SCHEDULE)
+        for n, plan in self.plans.items():
+            assert runs[n] <= plan.limit, f"schedule {n} ran {runs[n]} times, limit {plan.limit}"
+            ends = sum(key[0] == n for key in self.completed)
+            assert ends <= plan.limit, f"schedule {n} had {ends} runs that were confirmed, limit {plan.limit}"
+            if n in executions:
+                assert not plan.ended_at, f"schedule {n} was deleted and is there"
+                assert runs[n] <= executions[n] <= plan.limit, f"schedule {n}: {executions[n]}, {runs[n]}"
+            elif plan.told_at and not plan.end_sent_at:
+                spent = runs[n] + self.dropped[n] >= plan.limit
+                assert spent, f"schedule {n} was confirmed and is gone"
+            if plan.alone:
+                live = [k for k, row in rows.items() if k[0] == n and row.state in (READY, DELAYED, ACTIVE)]
+                assert len(live) < 2, f"schedule {n} has more than one job: {live}"
+                queued = [k for k in live if rows[k].state != ACTIVE]
+                assert not (queued and plan.ended_at), f"schedule {n} was deleted, {queued} was not"
 
     def _removed(self, key: Key) -> bool:
         """Whether the job may be gone because it was to be removed on completion."""
@@ -284,9 +365,20 @@ class Ledger:
 
     def check_recovery(self, crashed: dict[Key, Row], rows: dict[Key, Row]) -> None:
         """Recovery loses and adds nothing, and charges exactly what was active, once."""
-        assert crashed.keys() == rows.keys()
+        assert rows.keys() <= crashed.keys()
         for key, before in crashed.items():
+            if key not in rows:
+                # The run of a schedule that lets none overlap: the next slot takes its place.
+                plan = self.plans.get(key[0])
+                dropped = not self.server and before.state == ACTIVE and plan is not None and plan.alone
+                assert dropped, f"{key}: {before} is gone"
+                self.dropped[key[0]] += 1
+                continue
             after = rows[key]
+            if before.state == PARKED and after.state == FAILED:
+                kids = [rows[key[0], key[1] + 1 + i] for i in range(before.kids)]
+                assert any(kid.takes and kid.state == FAILED for kid in kids), f"{key}: {after}"
+                continue
             if self.server or before.state != ACTIVE:
                 assert after.lasting == before.lasting, f"{key}: {before} became {after}"
                 self.kept += before.state == ACTIVE
@@ -309,6 +401,8 @@ class Ledger:
     def check_end(self, rows: dict[Key, Row]) -> None:
         """Everything has run: what survived is completed or dead, with its result."""
         for key, row in rows.items():
-            assert row.state in (COMPLETED, FAILED), f"{key}: {row}"
+            waits = row.kids and any(rows[key[0], key[1] + 1 + i].state == FAILED for i in range(row.kids))
+            assert row.state in (COMPLETED, FAILED) or (waits and row.state == PARKED), f"{key}: {row}"
+        self._check_ties(rows)
         for key in self.completed:
             self._check_completed(key, rows.get(key))

@@ -10,23 +10,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any, Protocol
 
 import msgpack
 
 QUEUE = "work"
-LEASE_MS = 60_000
+#: Where the jobs of schedules go. What a schedule is called says which producer made it, and when.
+TICKS = "ticks"
+FIRST_SCHEDULE = 1_000_000_000
+#: Longer than a campaign: an answer that never came must not end as a lease that ran out.
+LEASE_MS = 36_000_000
 #: Jobs of one epoch of a producer are numbered from a multiple of this.
 EPOCH = 1_000_000
 MOST_IN_BATCH = 40
 
 Entry = list[Any]
 Request = dict[str, Any]
+
+
+Key = tuple[int, Any]
+
+
+def key_of(data: Request, job_id: str) -> Key:
+    """What a job is called here: its producer and number, or its schedule and id."""
+    schedule = data["p"] >= FIRST_SCHEDULE
+    return data["p"], job_id if schedule else data["n"]
 
 
 class Caller(Protocol):
@@ -92,11 +105,13 @@ class Log:
 
     def __init__(self, fd: int = -1) -> None:
         self.entries: list[Entry] = []
+        self.count = 0
         self._fd = fd
         self._lock = threading.Lock()
 
     def add(self, what: str, *values: Any) -> None:
         with self._lock:
+            self.count += 1
             entry = [what, time.monotonic_ns(), *values]
             if self._fd >= 0:
                 os.write(self._fd, framed({"e": entry}))
@@ -129,6 +144,7 @@ class Load:
         *,
         producers: int,
         workers: int,
+        script: Callable[[Log, Caller, Random, int], Iterator[None]] | None = None,
     ) -> None:
         self.log = log
         self.failed = threading.Event()
@@ -138,12 +154,18 @@ class Load:
         self._quiet = threading.Event()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._produce, args=(p, first, random.Random(seed * 31 + p)), daemon=True)
+            threading.Thread(target=self._produce, args=(p, first, Random(seed * 31 + p)), daemon=True)
             for p in range(producers)
         ] + [
-            threading.Thread(target=self._work, args=(random.Random(seed * 37 + w), w == 0), daemon=True)
+            threading.Thread(target=self._work, args=(Random(seed * 37 + w), w == 0), daemon=True)
             for w in range(workers)
         ]
+        scheduler = Random(seed * 41)
+        self._threads.append(threading.Thread(target=self._plan, args=(first, scheduler), daemon=True))
+        if script is not None:
+            self._threads.append(
+                threading.Thread(target=self._recite, args=(script, first, Random(seed * 43)), daemon=True)
+            )
 
     def start(self) -> None:
         for thread in self._threads:
@@ -176,7 +198,7 @@ class Load:
 
     # --- producers -------------------------------------------------------------------------
 
-    def _produce(self, producer: int, first: int, rng: random.Random) -> None:
+    def _produce(self, producer: int, first: int, rng: Random) -> None:
         n = first
         caller: Caller | None = None
         while not self._quiet.is_set():
@@ -195,9 +217,58 @@ class Load:
         if caller is not None:
             caller.close()
 
+    # --- schedules and scripts -------------------------------------------------------------
+
+    def _plan(self, first: int, rng: Random) -> None:
+        """Make schedules that end by themselves, and delete some earlier."""
+        n = FIRST_SCHEDULE + first
+        made: list[int] = []
+        caller: Caller | None = None
+        while not self._quiet.is_set():
+            try:
+                caller = caller or self._connect(True)
+                with self._conversation():
+                    if made and rng.random() < 0.4:
+                        unschedule(self.log, caller, made.pop(rng.randrange(len(made))))
+                    else:
+                        n += 1
+                        schedule(self.log, caller, n, rng)
+                        made.append(n)
+            except OSError:
+                caller = _dropped(caller)
+            except BaseException:
+                self.failed.set()
+                raise
+            self._quiet.wait(rng.random() * 0.05)
+        if caller is not None:
+            caller.close()
+
+    def _recite(
+        self, script: Callable[[Log, Caller, Random, int], Iterator[None]], first: int, rng: Random
+    ) -> None:
+        """Go through a script on one connection, and begin the next when that breaks."""
+        while not self._quiet.is_set():
+            first += 1
+            caller: Caller | None = None
+            try:
+                caller = self._connect(True)
+                steps = script(self.log, caller, rng, first)
+                while not self._quiet.is_set():
+                    with self._conversation():
+                        next(steps)
+                    self._quiet.wait(rng.random() * 0.003)
+            except OSError:
+                pass
+            except BaseException:
+                self.failed.set()
+                raise
+            finally:
+                if caller is not None:
+                    caller.close()
+
     # --- workers ---------------------------------------------------------------------------
 
-    def _work(self, rng: random.Random, batches: bool) -> None:
+    def _work(self, rng: Random, batches: bool) -> None:
         caller: Caller | None = None
         held: list[tuple[Request, str]] = []
         while held or not self._stop.is_set():
@@ -209,7 +280,8 @@ class Load:
                             renew(self.log, caller, job, token)
                 if not held:
                     with self._conversation():
-                        held = pull(self.log, caller, rng.randint(2, 8) if batches else 0)
+                        queue = TICKS if rng.random() < 0.25 else QUEUE
+                        held = pull(self.log, caller, rng.randint(2, 8) if batches else 0, queue=queue)
                     if held:
                         # Now and then long enough to live through a crash of the server.
                         self._stop.wait(rng.random() * (0.3 if rng.random() < 0.1 else 0.004))
@@ -236,28 +308,76 @@ def _dropped(caller: Caller | None) -> None:
         caller.close()
 
 
-def add(log: Log, caller: Caller, producer: int, n: int, rng: random.Random) -> None:
+def add(log: Log, caller: Caller, producer: int, n: int, rng: Random) -> None:
     """One request, with one job or some."""
-    kind = rng.choices(["plain", "bulk", "durable", "custom"], [40, 15, 25, 20])[0]
-    count = rng.randint(2, MOST_IN_BATCH) if kind == "bulk" else 1
-    durable = kind == "durable" or (kind == "custom" and rng.random() < 0.3)
+    kinds = {"plain": 34, "bulk": 14, "durable": 20, "custom": 14, "flow": 8, "unique": 10}
+    kind = rng.choices([*kinds], [*kinds.values()])[0]
+    count = {"bulk": rng.randint(2, MOST_IN_BATCH), "flow": rng.randint(2, 4)}.get(kind, 1)
+    durable = kind in ("durable", "flow") or (kind in ("custom", "unique") and rng.random() < 0.3)
     jobs = [_job(producer, n + i, rng) for i in range(count)]
     custom = f"c{producer}-{rng.randrange(12)}" if kind == "custom" else None
     request: Request = {"cmd": "PUSH", "queue": QUEUE, **jobs[0]}
     if kind == "bulk":
         request = {"cmd": "PUSHB", "queue": QUEUE, "jobs": jobs}
-    if durable:
+    elif kind == "flow":
+        request = {"cmd": "PUSHF", "jobs": _flow(jobs, rng)}
+    elif kind == "unique":
+        # The newest, if it is taken, is told by the id of the answer.
+        request |= {"jobId": own_id(producer, n), "uniqueKey": f"u{producer}-{rng.randrange(4)}"}
+        request["data"]["u"] = request["uniqueKey"]
+    if durable and kind != "flow":
         request["durable"] = True
     if custom:
         request["jobId"] = custom
-    log.add("add", producer, n, count, durable, custom)
+    log.add("add", producer, n, count, durable, custom, kind == "unique")
     reply = caller.call(request)
     if not reply["ok"]:
         raise AssertionError(f"{kind} was refused: {reply}")
-    log.add("added", producer)
+    log.add("added", producer, reply.get("id", ""))
 
 
-def _job(producer: int, n: int, rng: random.Random) -> Request:
+def own_id(producer: int, n: int) -> str:
+    """The id of a job with a unique key."""
+    return f"u{producer}-n{n}"
+
+
+def _flow(jobs: list[Request], rng: Random) -> list[Request]:
+    """The first is the parent of the others. Only some take it along when they die."""
+    ids = [f"f{job['data']['p']}-{job['data']['n']}" for job in jobs]
+    for job in jobs:
+        for name in ("removeOnComplete", "delay"):
+            job.pop(name, None)
+        job["data"].pop("rm", None)
+    jobs[0] |= {"childrenIds": ids[1:], "dependsOn": ids[1:]}
+    jobs[0]["data"] |= {"kids": len(ids) - 1, "__childrenIds": ids[1:]}
+    for job in jobs[1:]:
+        job["parentId"] = ids[0]
+        job["data"] |= {"__parentId": ids[0], "__parentQueue": QUEUE}
+        if rng.random() < 0.5:
+            job["failParentOnFailure"] = job["data"]["takes"] = True
+    return [{"id": id_, "queue": QUEUE, "input": job} for id_, job in zip(ids, jobs, strict=True)]
+
+
+def schedule(log: Log, caller: Caller, n: int, rng: Random) -> None:
+    request: Request = {"cmd": "Cron", "name": f"s{n}", "queue": TICKS, "data": {"p": n, "n": 0}}
+    request |= {"repeatEvery": rng.randint(3, 60), "maxLimit": rng.randint(1, 9)}
+    request["preventOverlap"] = rng.random() < 0.5
+    request["immediately"] = rng.random() < 0.3
+    log.add("cron", n, request["maxLimit"], request["preventOverlap"])
+    reply = caller.call(request)
+    assert reply["ok"], reply
+    log.add("croned", n)
+
+
+def unschedule(log: Log, caller: Caller, n: int) -> None:
+    log.add("uncron", n)
+    reply = caller.call({"cmd": "CronDelete", "name": f"s{n}"})
+    # It may have come to its end.
+    assert reply["ok"] or reply["error"] == "Cron job not found", reply
+    log.add("uncroned", n, reply["ok"])
+
+
+def _job(producer: int, n: int, rng: Random) -> Request:
     size = rng.choice([0, 10, 100, 2000]) if rng.random() < 0.97 else rng.randrange(200_000)
     data: Request = {"p": producer, "n": n, "x": rng.randbytes(size)}
     job: Request = {"name": rng.choice(["mail", "image", "n" * 50]), "data": data}
@@ -276,8 +396,10 @@ def _job(producer: int, n: int, rng: random.Random) -> Request:
     return job
 
 
-def pull(log: Log, caller: Caller, count: int, wait_ms: int = 20) -> list[tuple[Request, str]]:
-    request = {"cmd": "PULL", "queue": QUEUE, "owner": "w", "lockTtl": LEASE_MS, "timeout": wait_ms}
+def pull(
+    log: Log, caller: Caller, count: int, wait_ms: int = 20, queue: str = QUEUE
+) -> list[tuple[Request, str]]:
+    request = {"cmd": "PULL", "queue": queue, "owner": "w", "lockTtl": LEASE_MS, "timeout": wait_ms}
     if count:
         request |= {"cmd": "PULLB", "count": count}
     reply = caller.call(request)
@@ -288,26 +410,27 @@ def pull(log: Log, caller: Caller, count: int, wait_ms: int = 20) -> list[tuple[
         jobs = [(reply["job"], reply["token"])] if reply["job"] else []
     for job, token in jobs:
         data, counts = job["data"], (job["attempts"], job["maxAttempts"])
-        log.add("pulled", data["p"], data["n"], job["id"], token, *counts, "rm" in data)
+        key = key_of(data, job["id"])
+        log.add("pulled", *key, job["id"], token, *counts, "rm" in data, data.get("kids", 0))
     return jobs
 
 
 def renew(log: Log, caller: Caller, job: Request, token: str) -> None:
     reply = caller.call({"cmd": "JobHeartbeat", "id": job["id"], "token": token})
-    log.add("renewed", job["data"]["p"], job["data"]["n"], token, reply["ok"])
+    log.add("renewed", *key_of(job["data"], job["id"]), token, reply["ok"])
 
 
 def finish(log: Log, caller: Caller, job: Request, token: str) -> None:
-    data = job["data"]
+    data, key = job["data"], key_of(job["data"], job["id"])
     how = "fail" if job["attempts"] < data.get("fails", 0) else "ack"
     request: Request = {"id": job["id"], "token": token}
     if how == "fail":
         request |= {"cmd": "FAIL", "error": "as planned"}
     else:
-        request |= {"cmd": "ACK", "result": result_of(data["p"], data["n"])}
-    log.add("end", data["p"], data["n"], token, how)
+        request |= {"cmd": "ACK", "result": result_of(*key)}
+    log.add("end", *key, token, how)
     reply = caller.call(request)
-    log.add("ended", data["p"], data["n"], token, how, reply["ok"], reply.get("error", ""))
+    log.add("ended", *key, token, how, reply["ok"], reply.get("error", ""))
 
 
 def finish_batch(log: Log, caller: Caller, held: list[tuple[Request, str]]) -> None:
@@ -315,7 +438,7 @@ def finish_batch(log: Log, caller: Caller, held: list[tuple[Request, str]]) -> N
     good = [(job, token) for job, token in held if job["attempts"] >= job["data"].get("fails", 0)]
     bad = [entry for entry in held if entry not in good]
     if good:
-        keys = [(job["data"]["p"], job["data"]["n"], token) for job, token in good]
+        keys = [(*key_of(job["data"], job["id"]), token) for job, token in good]
         for key in keys:
             log.add("end", *key, "ack")
         reply = caller.call(
@@ -333,6 +456,7 @@ def finish_batch(log: Log, caller: Caller, held: list[tuple[Request, str]]) -> N
     held[:] = bad
 
 
-def result_of(producer: int, n: int) -> Any:
+def result_of(producer: int, n: Any) -> Any:
     """What the job returns; now and then larger than a page."""
-    return {"of": [producer, n], "y": "r" * (n % 7 if n % 50 else 9000)}
+    size = len(n) if isinstance(n, str) else n % 7 if n % 50 else 9000
+    return {"of": [producer, n], "y": "r" * size}
