@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.flows cimport Flows
 from qcore.engine.job cimport Job
+from qcore.engine.queue cimport Queue
 from qcore.structs.delayheap cimport DelayHeap
 
 
@@ -23,6 +24,7 @@ cdef class Schedules(Flows):
     cdef uint32_t c_occurrence(self, str name) except? 0
     cdef int c_end_occurrence(self, Job *job) except -1
     cdef int c_add_occurrence(self, object schedule, int64_t now_ms) except -1
+    cdef int c_drop_key(self, Queue q, uint32_t slot) except -1
     cdef int c_drop_leftover(self, object schedule) except -1
     cdef int c_look_back(self, int64_t now_ms) except -1
     cdef bint c_is_occurrence(self, Job *job) except -1

@@ -201,6 +201,14 @@ cdef class Schedules(Flows):
             del self.occurrences[name]
         return 0
 
+    cdef int c_drop_key(self, Queue q, uint32_t slot) except -1:
+        cdef Job *job = self.job_at(slot)
+        if self.c_is_occurrence(job):
+            # Without its key it is a job like any other, and does not hold up the next slot.
+            self.c_end_occurrence(job)
+            del (<dict>job.extra)["schedule"]
+        return Flows.c_drop_key(self, q, slot)
+
     cdef int c_drop_leftover(self, object schedule) except -1:
         """Remove what a schedule added and nobody has begun."""
         cdef uint32_t slot = self.c_occurrence(schedule.name)

@@ -409,6 +409,20 @@ def test_an_occurrence_is_dropped_with_its_holder(world: World, end: str) -> Non
     assert world.work() == 1
 
 
+def test_an_occurrence_whose_key_was_taken_holds_up_no_slot(world: World) -> None:
+    world.put(every_ms=MINUTE)
+    world.run(MINUTE)
+    job_id = world.engine.key_owner("q", "cron:s", world.ms)
+    assert job_id is not None
+    assert world.engine.remove_job_key(job_id)
+    world.engine._check()
+    assert world.work() == 1
+    world.engine._check()
+    for _ in range(2):  # the finished one is still known
+        world.run(MINUTE)
+        assert world.work() == 1
+
+
 def test_an_occurrence_without_protection_goes_back_to_its_queue(world: World) -> None:
     world.put(every_ms=MINUTE, prevent_overlap=False)
     world.run(MINUTE)
