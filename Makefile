@@ -5,6 +5,7 @@
 #   make lint         ruff, cython-lint, mypy, stubtest
 #   make dist         an sdist, and a wheel built from it, both checked
 #   make soak         an hour of mixed load, and 3 x 30,000 jobs with killed workers
+#   make sanitize     a fuzz campaign on a build that checks addresses and undefined behaviour
 #   make bench-check  every benchmark can be imported and called
 #   make bench, make bench-site
 #   make check        all that CI does
@@ -19,7 +20,7 @@ STUBBED := $(subst /,.,$(TYPED:.pyi=))
 MACHINE ?= local
 FOREIGN := tests/foreign/npm
 
-.PHONY: setup demo test soak foreign lint dist bench-check bench bench-site check clean
+.PHONY: setup demo test soak foreign sanitize lint dist bench-check bench bench-site check clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -55,6 +56,10 @@ $(FOREIGN)/node_modules/.installed: $(FOREIGN)/package.json $(FOREIGN)/package-l
 	@echo "installing clients from npm in $(FOREIGN)/node_modules"
 	@cd $(FOREIGN) && { npm ci --no-audit --no-fund > npm.log 2>&1 && touch node_modules/.installed; } \
 		|| { cat npm.log; echo "qcore: npm did not install bun and bunqueue; some tests will fail"; }
+
+sanitize: setup
+	@$(BIN)/python -m pip install --quiet 'setuptools>=77' 'Cython>=3.1,<4'
+	@$(BIN)/python -m tests.fuzz.sanitized
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check

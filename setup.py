@@ -1,7 +1,8 @@
 """Build of the compiled modules.
 
 ``QCORE_DEBUG=1`` keeps bounds checks and writes annotated HTML; ``QCORE_TRACE=1``
-compiles line tracing for coverage. ``QCORE_BUILD_ONLY=qcore.structs`` builds the
+compiles line tracing for coverage. ``QCORE_SANITIZE=1`` builds with gcc's checks of
+addresses and undefined behaviour, for ``make sanitize``. ``QCORE_BUILD_ONLY=qcore.structs`` builds the
 modules under one prefix, so that a part can be worked on alone.
 """
 
@@ -53,6 +54,7 @@ MODULES = [
 
 DEBUG = os.environ.get("QCORE_DEBUG") == "1"
 TRACE = os.environ.get("QCORE_TRACE") == "1"
+SANITIZE = os.environ.get("QCORE_SANITIZE") == "1"
 ONLY = os.environ.get("QCORE_BUILD_ONLY", "")
 
 directives: dict[str, object] = {"language_level": 3, "binding": True, "embedsignature": True}
@@ -63,12 +65,21 @@ if TRACE:
 if not (DEBUG or TRACE):
     directives.update(boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True)
 
+compile_args = [] if os.name == "nt" else ["-O2", "-fno-strict-aliasing"]
+link_args: list[str] = []
+if SANITIZE:
+    # Fast to compile: the run is shorter than the build.
+    compile_args = ["-O0", "-g1", "-fno-strict-aliasing", "-fno-omit-frame-pointer"]
+    link_args = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    compile_args += link_args
+
 extensions = [
     Extension(
         name,
         [name.replace(".", "/") + ".pyx"],
         define_macros=macros,
-        extra_compile_args=[] if os.name == "nt" else ["-O2", "-fno-strict-aliasing"],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
     )
     for name in MODULES
     if name.startswith(ONLY)

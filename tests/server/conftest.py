@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ import ssl
 import struct
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,27 @@ from qcore.wire.packing import pack, unpack
 PATIENCE_S = 30.0
 
 
+def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Wait for what another process does; a guard against hanging, not a measure."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.005)
+
+
 class Running:
     """A server process."""
 
-    def __init__(self, *arguments: str, logs: bool = False, **variables: str) -> None:
+    def __init__(self, *arguments: str, **variables: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
         env |= {"TCP_PORT": "0", "HOST": "127.0.0.1", **variables}
+        self._seen = 0
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as this)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "qcore.server", *arguments],
             env=env,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if logs else None,
+            stderr=self._errors,
             text=True,
         )
         assert self.process.stdout is not None
@@ -44,14 +57,18 @@ class Running:
         return Line(self.port if path is None else path, **options)
 
     def log_until(self, text: str) -> str:
-        """What it has logged, up to a line with this text."""
-        assert self.process.stderr is not None
-        lines = []
-        for line in self.process.stderr:
-            lines.append(line)
-            if text in line:
-                return "".join(lines)
-        raise AssertionError(f"{text!r} was not logged: {''.join(lines)}")
+        """What it has logged since this was last asked, up to a line with this text."""
+        said: list[str] = []
+
+        def is_there() -> bool:
+            said[:] = [self.said()[self._seen :]]
+            return text in said[0]
+
+        until(is_there)
+        end = said[0].index(text) + len(text)
+        end = said[0].find("\n", end) + 1 or len(said[0])
+        self._seen += end
+        return said[0][:end]
 
     def hang_up(self) -> None:
         """Have it read its files again."""
@@ -66,6 +83,18 @@ class Running:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def said(self) -> str:
+        """What it has logged so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
@@ -73,9 +102,10 @@ class Running:
     def close(self) -> None:
         self.process.kill()
         self.process.wait(PATIENCE_S)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        sys.stderr.write(self.said())
+        self._errors.close()
 
 
 class Line:
@@ -116,6 +146,14 @@ class Line:
     def ask(self, **request: Any) -> dict[str, Any]:
         self.send(self.frame(**request))
         return self.receive()
+
+    def rest(self) -> bytes:
+        """What comes until the server closes; a reset is a close as well."""
+        out = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while piece := self.sock.recv(1 << 20):
+                out += piece
+        return bytes(out)
 
     def _exactly(self, n: int) -> bytes:
         out = bytearray()
@@ -183,7 +221,7 @@ def start() -> Iterator[Callable[..., Running]]:
     """Start servers; they end with the test."""
     started: list[Running] = []
 
-    def make(*arguments: str, logs: bool = False, **variables: str) -> Running:
+    def make(*arguments: str, **variables: str) -> Running:
         started.append(Running(*arguments, logs=logs, **variables))
         return started[-1]
 

@@ -67,7 +67,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def test_tokens_are_read_again_on_sighup(start: Start, token_file: Path) -> None:
-    server = start("--token-file", str(token_file), "--token", "fixed", logs=True)
+    server = start("--token-file", str(token_file), "--token", "fixed")
     lines = {token: server.connect() for token in ("old", "kept", "fixed", "late", "new")}
     for token in ("old", "kept", "fixed"):
         assert lines[token].ask(cmd="Auth", token=token)["ok"]
@@ -89,7 +89,7 @@ def test_tokens_are_read_again_on_sighup(start: Start, token_file: Path) -> None
 
 @pytest.mark.parametrize("content", [b"", b"\xff secret\n"])
 def test_a_file_that_cannot_be_used_changes_nothing(start: Start, token_file: Path, content: bytes) -> None:
-    server = start("--token-file", str(token_file), logs=True)
+    server = start("--token-file", str(token_file))
     line = server.connect()
     assert line.ask(cmd="Auth", token="old")["ok"]
     token_file.write_bytes(content)

@@ -91,7 +91,7 @@ def test_logs_and_errors_of_a_busy_server(start: Start, authority: Any, tmp_path
     cert, key = authority.issue("server")
     server = start(
         "--log-level", "debug", "--token-file", str(tokens), "--tls-cert", cert, "--tls-key", key,
-        "--data", str(tmp_path / "jobs.db"), "--adds", "committed", logs=True,
+        "--data", str(tmp_path / "jobs.db"), "--adds", "committed",
         SHUTDOWN_TIMEOUT_MS="0", TCP_IDLE_TIMEOUT_MS="200", WEBHOOK_RETRY_DELAY_MS="0",
     )  # fmt: skip
     stranger = server.connect(tls=authority.context())

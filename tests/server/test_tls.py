@@ -367,7 +367,7 @@ def serial(line: Any) -> str:
 
 
 def test_a_new_certificate_is_read_on_sighup(start: Start, authority: Any, files: tuple[str, ...]) -> None:
-    server = start(*files, logs=True)
+    server = start(*files)
     old = server.connect(tls=authority.context())
     authority.issue("server")  # into the same files
     server.hang_up()
@@ -387,7 +387,7 @@ def test_a_new_certificate_is_read_on_sighup(start: Start, authority: Any, files
 
 
 def test_without_files_sighup_changes_nothing(start: Start) -> None:
-    server = start(logs=True)
+    server = start()
     line = server.connect()
     server.hang_up()
     server.log_until("no files to be read again")

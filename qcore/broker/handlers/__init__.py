@@ -80,6 +80,8 @@ def handle(session: Session, frame: bytes) -> int:
         return session.reply({"ok": False, "error": "Invalid command format"})
     if not isinstance(request, dict) or not request.get("cmd"):
         return session.reply(_early("Invalid command", request))
+    if isinstance(request.get("reqId"), dict):
+        return session.reply({"ok": False, "error": "reqId must not be a map"})
     cmd = request["cmd"]
     if not session.authenticated and cmd != "Auth":
         return session.reply(_early("Not authenticated", request))

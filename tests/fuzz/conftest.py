@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.server.conftest import start
+
+__all__ = ["start"]
