@@ -33,6 +33,10 @@ cdef class Outlet:
     cdef readonly uint32_t number
     cdef uint32_t caps
     cdef object on_output
+    cdef dict waits             # number -> Wait or Watch of its own; None: it never waited
+    cdef Py_ssize_t max_waits   # requests that may wait at a time
+
+    cdef bint c_may_wait(self) noexcept
 
 
 cdef class Wait:
@@ -46,6 +50,17 @@ cdef class Wait:
     cdef Wanted wanted          # of grouped jobs; None = any
     cdef uint32_t handle        # in the heap of ends; 0 = over
     cdef uint32_t number
+
+
+cdef class Line:
+    """Pulls that wait for the same of a queue, in the order in which they came.
+
+    The first one is not over. Others that are over stay until they are the most.
+    """
+    cdef object waits           # deque of Wait
+    cdef Py_ssize_t n           # those that are not over
+
+    cdef int c_tidy(self) except -1
 
 
 cdef class Watch:
@@ -96,8 +111,8 @@ cdef class Broker:
     # waiting pulls
     cdef DelayHeap ends
     cdef dict waits                     # number -> Wait or Watch
-    cdef dict watches                   # job id -> list of Watch
-    cdef dict queue_waits               # queue index -> key of what is wanted -> deque of Wait
+    cdef dict watches                   # job id -> {number: Watch}
+    cdef dict queue_waits               # queue index -> key of what is wanted -> Line
     cdef uint32_t wait_number
     # sessions
     cdef list free_numbers
@@ -129,6 +144,7 @@ cdef class Broker:
                     const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms, Wanted wanted) except -1
     cdef int c_serve(self) except -1
     cdef int c_serve_queue(self, Queue q) except -1
+    cdef int c_keep_wait(self, Outlet outlet, uint32_t number, object wait) except -1
     cdef int c_end_wait(self, Wait wait) except -1
     cdef int c_tell(self) except -1
     cdef int c_spread(self, bint held) except -1

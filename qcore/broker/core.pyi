@@ -16,6 +16,8 @@ from qcore.errors import StoreError
 from qcore.store.base import Cut, Store
 from qcore.wire.writer import Packed
 
+def too_many_waits(most: int) -> str: ...
+
 @disjoint_base
 class Outlet:
     @property
@@ -27,6 +29,9 @@ class Outlet:
 
 @final
 class Wait: ...
+
+@final
+class Line: ...
 
 @final
 class Watch: ...

@@ -68,12 +68,31 @@ cdef inline int _raw(Writer w, bytes piece) except -1:
 
 
 cdef class Outlet:
-    pass
+
+    cdef bint c_may_wait(self) noexcept:
+        return self.waits is None or len(self.waits) < self.max_waits
 
 
 @cython.final
 cdef class Wait:
     pass
+
+
+@cython.final
+cdef class Line:
+
+    def __cinit__(self):
+        self.waits = deque()
+
+    cdef int c_tidy(self) except -1:
+        """One of them is over."""
+        self.n -= 1
+        while self.waits and not (<Wait>self.waits[0]).handle:
+            self.waits.popleft()
+        if len(self.waits) > 2 * self.n + 64:
+            # Short waits behind a long one: they would be kept until it is over.
+            self.waits = deque([wait for wait in self.waits if (<Wait>wait).handle])
+        return 0
 
 
 @cython.final
@@ -356,6 +375,7 @@ cdef class Broker:
         Those that want the same of groups stand in one line, so that only the heads of lines are asked.
         """
         cdef Wait wait = Wait()
+        cdef Line line
         self.wait_number += 1
         wait.number = self.wait_number
         wait.outlet = outlet
@@ -366,30 +386,38 @@ cdef class Broker:
         wait.wanted = wanted
         wait.req_id = None if req_id == NULL else PyBytes_FromStringAndSize(<char *>req_id, req_id_n)
         wait.handle = self.ends.c_push(self.now_ns + timeout_ms * 1000000, wait.number, wait.number)
-        self.waits[wait.number] = wait
+        self.c_keep_wait(outlet, wait.number, wait)
         lines = self.queue_waits.get(q.index)
         if lines is None:
             lines = self.queue_waits[q.index] = {}
         key = None if wanted is None else wanted.key
-        waiting = lines.get(key)
-        if waiting is None:
-            waiting = lines[key] = deque()
-        waiting.append(wait)
+        line = lines.get(key)
+        if line is None:
+            line = lines[key] = Line()
+        line.waits.append(wait)
+        line.n += 1
         q.n_waits += 1
         return self.engine.c_expect(q, self.now_ns)
 
+    cdef int c_keep_wait(self, Outlet outlet, uint32_t number, object wait) except -1:
+        self.waits[number] = wait
+        if outlet.waits is None:
+            outlet.waits = {}
+        outlet.waits[number] = wait
+        return 0
+
     cdef int c_end_wait(self, Wait wait) except -1:
-        """The wait is over, one way or another. It leaves the line as soon as nobody stands before it."""
+        """The wait is over, one way or another."""
         cdef dict lines = self.queue_waits[wait.queue.index]
         cdef object key = None if wait.wanted is None else wait.wanted.key
-        cdef object waiting = lines[key]
+        cdef Line line = lines[key]
         self.ends.c_remove(wait.handle)
         wait.handle = 0
         del self.waits[wait.number]
+        del wait.outlet.waits[wait.number]
         wait.queue.n_waits -= 1
-        while waiting and not (<Wait>waiting[0]).handle:
-            waiting.popleft()
-        if not waiting:
+        line.c_tidy()
+        if not line.n:
             del lines[key]
             if not lines:
                 del self.queue_waits[wait.queue.index]
@@ -418,15 +446,15 @@ cdef class Broker:
         """
         cdef dict lines = self.queue_waits[q.index]
         cdef list open_lines = list(lines.values())
-        cdef object waiting, first
+        cdef Line line, first
         cdef Wait wait
         cdef const unsigned char *req_id
         while open_lines:
             first = open_lines[0]
-            for waiting in open_lines:
-                if (<Wait>waiting[0]).number < (<Wait>first[0]).number:
-                    first = waiting
-            wait = <Wait>first[0]
+            for line in open_lines:
+                if (<Wait>line.waits[0]).number < (<Wait>first.waits[0]).number:
+                    first = line
+            wait = <Wait>first.waits[0]
             req_id = NULL
             if wait.req_id is not None:
                 req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
@@ -434,43 +462,51 @@ cdef class Broker:
                               0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), False, wait.wanted):
                 self.c_end_wait(wait)
                 self.c_notify(wait.outlet)
-                if first:
+                if first.n:
                     continue
-            # Empty, or nothing for this line. (`remove` would compare deques.)
-            open_lines = [waiting for waiting in open_lines if waiting is not first]
+            # Empty, or nothing for this line.
+            open_lines.remove(first)
         return 0
 
     def end_waits(self, Outlet outlet not None):
         """End the waits of an outlet without an answer; its connection is gone."""
-        for wait in list(self.waits.values()):
+        if outlet.waits is None:
+            return
+        for wait in list(outlet.waits.values()):
             if isinstance(wait, Watch):
-                if (<Watch>wait).outlet is outlet:
-                    self.c_end_watch(<Watch>wait)
-            elif (<Wait>wait).outlet is outlet:
+                self.c_end_watch(<Watch>wait)
+            else:
                 self.c_end_wait(<Wait>wait)
 
     # --- waiting for outcomes -----------------------------------------------------------------
 
     def watch(self, Outlet outlet not None, str job_id not None, object request, int64_t timeout_ms):
-        """Answer a request when the outcome of a job is known, or with ``completed: false`` in the end."""
-        cdef Watch watch = Watch()
+        """Answer a request when the outcome of a job is known, or with ``completed: false`` in the end.
+
+        :raises LimitError: too many requests of this session wait already
+        """
+        cdef Watch watch
+        if not outlet.c_may_wait():
+            raise LimitError(too_many_waits(outlet.max_waits))
+        watch = Watch()
         self.wait_number += 1
         watch.number = self.wait_number
         watch.outlet = outlet
         watch.job_id = job_id
         watch.request = request
         watch.handle = self.ends.c_push(self.now_ns + timeout_ms * 1000000, watch.number, watch.number)
-        self.waits[watch.number] = watch
-        self.watches.setdefault(job_id, []).append(watch)
+        self.c_keep_wait(outlet, watch.number, watch)
+        self.watches.setdefault(job_id, {})[watch.number] = watch
 
     cdef int c_end_watch(self, Watch watch) except -1:
         if watch.handle:
             self.ends.c_remove(watch.handle)
             watch.handle = 0
         del self.waits[watch.number]
+        del watch.outlet.waits[watch.number]
         waiting = self.watches.get(watch.job_id)
         if waiting is not None:
-            waiting.remove(watch)
+            del waiting[watch.number]
             if not waiting:
                 del self.watches[watch.job_id]
         return 0
@@ -481,7 +517,7 @@ cdef class Broker:
         cdef list settled = self.engine.settled
         self.engine.settled = []
         for job_id, kind, result in settled:
-            for watch in list(self.watches.get(job_id, ())):
+            for watch in list(self.watches.get(job_id, {}).values()):
                 self.c_end_watch(watch)
                 self.c_answer_watch(watch, kind == "completed", result)
         return 0
@@ -1077,6 +1113,7 @@ cdef class Broker:
         cdef Writer w
         cdef list out = []
         cdef dict one
+        cdef Py_ssize_t size = 0
         if q is None:
             return out
         for slot in self.engine.c_select(q, states, 0, limit, True, self.now_ms):
@@ -1086,6 +1123,9 @@ cdef class Broker:
                 if job.data != NULL:
                     w = Writer()
                     c_write_payload(w, job.data, outlet.caps)
+                    size += w.n
+                    if size > limits.MAX_FRAME_BYTES:
+                        raise LimitError(f"The reply would be over {limits.MAX_FRAME_BYTES} bytes: ask for fewer jobs")
                     one["data"] = c_packed(w.take())
             else:
                 one["priority"] = int(job.priority) if job.priority == <int64_t>job.priority else job.priority
@@ -1115,6 +1155,7 @@ cdef class Broker:
         cdef Job *job
         cdef Run *run
         cdef Writer w
+        cdef Py_ssize_t size = 0
         cdef dict extra, out = {}
         if not slot or engine.job_at(slot).extra == NULL:
             return out
@@ -1131,6 +1172,9 @@ cdef class Broker:
             if run.result != NULL:
                 w = Writer()
                 c_write_payload(w, run.result, outlet.caps)
+                size += w.n
+                if size > limits.MAX_FRAME_BYTES:
+                    raise LimitError(f"The results of the children are over {limits.MAX_FRAME_BYTES} bytes")
                 value = c_packed(w.take())
             out[f"{engine.c_queue_of(job).name}:{child}"] = value
         return out
@@ -1150,6 +1194,10 @@ cdef class Broker:
             job = self.engine.job_at(slot)
             yield (self.c_packed_job(outlet, slot, VIEW_DELIVERY), self.engine.run_at(job.run).finished_ms,
                    <dict>job.extra)
+
+
+def too_many_waits(most):
+    return f"Too many requests of this connection wait: at most {most} may"
 
 
 cdef int _refuse_held(Writer out, bytes held, str text) except -1:

@@ -42,6 +42,7 @@ cdef class Session(Outlet):
     cdef public dict state          # for generic handlers
 
     cdef int c_run(self, bytes whole) except -1
+    cdef uint32_t c_most(self) noexcept
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef bint c_admit_request(self) noexcept

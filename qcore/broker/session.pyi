@@ -25,6 +25,7 @@ class Session(Outlet):
         authenticated: bool = True,
         rate_max: int = 0,
         rate_window_ms: int = 60_000,
+        max_waits: int = 10_000,
         settings: object = None,
     ) -> Session: ...
     @property

@@ -32,6 +32,7 @@ from qcore.wire.writer cimport Writer
 from collections import namedtuple
 
 from qcore import limits
+from qcore.broker.core import too_many_waits
 from qcore.errors import StateError
 
 cdef extern from "Python.h":
@@ -41,7 +42,7 @@ cdef enum:
     DECLINED = 0            # not for the hot path; nothing has changed
     SERVED = 1
     MAX_FRAME = 67108864
-    MAX_STRANGERS_FRAME = 262144  # of a peer that has shown no token: it makes the server keep little
+    MAX_STRANGER = 65536    # of a frame while the connection has not presented its token
     OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
     MAX_DATA = 10485760
     MAX_QUEUE_NAME = 256
@@ -50,6 +51,7 @@ cdef enum:
 cdef double MAX_MS = <double>limits.MAX_TIME_MS
 
 cdef bytes K_OK = b"\xa2ok\xc3", K_ID = b"\xa2id", K_IDS = b"\xa3ids", K_REQ_ID = b"\xa5reqId"
+cdef bytes K_REFUSED = b"\xa2ok\xc2\xa5error"
 cdef bytes K_DATA = b"\xa4data"
 
 cdef unsigned char QUEUE_CHARS[256]
@@ -90,13 +92,15 @@ cdef class Session(Outlet):
     """
 
     def __cinit__(self, Broker broker not None, object on_output=None, *, bint authenticated=True,
-                  int64_t rate_max=0, int64_t rate_window_ms=60_000, object settings=None):
+                  int64_t rate_max=0, int64_t rate_window_ms=60_000, Py_ssize_t max_waits=limits.DEFAULT_MAX_WAITS,
+                  object settings=None):
         self.broker = broker
         self.on_output = on_output
         self.out = Writer()
         self.held = Writer()
         self.held_adds = Writer()
         self.authenticated = authenticated
+        self.max_waits = max_waits
         self.rate_max = rate_max
         # One slice more than the window is long: the oldest of them is only partly inside it.
         self.rate_slice_ns = rate_window_ms * 1000000 // (RATE_SLICES - 1) + 1
@@ -126,7 +130,7 @@ cdef class Session(Outlet):
             want = 4
             if PyBytes_GET_SIZE(self.pending) >= 4:
                 want += c_load32(<const unsigned char *>PyBytes_AS_STRING(self.pending))
-            if PyBytes_GET_SIZE(self.pending) + self.n_chunks < want <= MAX_FRAME + 4:
+            if PyBytes_GET_SIZE(self.pending) + self.n_chunks < want <= self.c_most() + 4:
                 return
             whole = self.pending + b"".join(self.chunks)
             self.pending = None
@@ -199,20 +203,23 @@ cdef class Session(Outlet):
         self.pending = None
         self.chunks = None
 
+    cdef uint32_t c_most(self) noexcept:
+        """Longest frame that is taken from this peer."""
+        return MAX_FRAME if self.authenticated else MAX_STRANGER
+
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1:
         cdef Py_ssize_t pos = 0
-        cdef uint32_t size, most
+        cdef uint32_t size
         while n - pos >= 4 and not self.closing:
             if self.out.n > OUTPUT_BOUND:
                 # Small requests may ask for large replies: the rest waits until these have gone.
                 self.backlogged = True
                 break
             size = c_load32(p + pos)
-            most = MAX_FRAME if self.authenticated else MAX_STRANGERS_FRAME
-            if size > most:
+            if size > self.c_most():
                 self.c_write(self.out, {
                     "ok": False,
-                    "error": f"Frame too large: {size} bytes exceeds maximum {most}",
+                    "error": f"Frame too large: {size} bytes exceeds maximum {self.c_most()}",
                 })
                 self.closing = True
                 break
@@ -261,6 +268,13 @@ cdef class Session(Outlet):
         cdef Py_ssize_t at = w.c_open()
         try:
             w.c_value(reply)
+            if w.n - at > MAX_FRAME:
+                # No peer would take it.
+                w.n = at
+                refusal = {"ok": False, "error": f"The reply would be over {MAX_FRAME} bytes: ask for less"}
+                if "reqId" in reply:
+                    refusal["reqId"] = reply["reqId"]
+                w.c_value(refusal)
         except BaseException:
             w.n = at - 4
             raise
@@ -844,10 +858,20 @@ cdef class Session(Outlet):
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
                          const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms,
                          Wanted wanted) except -1:
-        if not self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0, wanted) \
-                and timeout_ms:
-            self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms, wanted)
-        return 0
+        cdef Py_ssize_t at
+        if self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0, wanted) \
+                or not timeout_ms:
+            return 0
+        if self.c_may_wait():
+            return self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms, wanted)
+        at = self.out.c_open()
+        self.out.c_map(2 + (req_id != NULL))
+        _raw(self.out, K_REFUSED)
+        self.out.c_text(too_many_waits(self.max_waits))
+        if req_id != NULL:
+            _raw(self.out, K_REQ_ID)
+            self.out.c_raw(req_id, req_id_n)
+        return self.out.c_close(at)
 
     def pull(self, str queue not None, Py_ssize_t count, int64_t lease_ms, bint owned, object req_id,
              int64_t timeout_ms, Wanted wanted=None):

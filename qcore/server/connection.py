@@ -15,9 +15,25 @@ logger = logging.getLogger("qcore.server")
 
 RECEIVE_BYTES = 262_144
 _LINGER_OFF = struct.pack("ii", 1, 0)
-KEEPALIVE_IDLE_S = 15
-KEEPALIVE_INTERVAL_S = 5
-KEEPALIVE_PROBES = 3
+#: A vanished peer is given up after so many periods of silence.
+SILENT_PERIODS = 4
+
+
+def _notice_silence(sock: socket.socket, idle_s: int) -> None:
+    """Let the system end a connection whose peer vanished: it would hold its jobs until their leases end.
+
+    An idle peer is asked after ``idle_s`` and then again and again. One that confirms neither
+    that nor what was sent to it, or that has no room for more, is given up after four times as long.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", idle_s),
+        ("TCP_KEEPINTVL", idle_s),
+        ("TCP_KEEPCNT", SILENT_PERIODS - 1),
+        ("TCP_USER_TIMEOUT", SILENT_PERIODS * idle_s * 1000),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Connection:
@@ -42,19 +58,12 @@ class Connection:
         "unsent",
     )
 
-    def __init__(self, sock: socket.socket, max_unsent_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, max_unsent_bytes: int, keepalive_s: int = 15) -> None:
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A half-open peer otherwise holds its jobs until their leases run out.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in (
-                ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-                ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-                ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-            ):
-                if hasattr(socket, name):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            if keepalive_s:
+                _notice_silence(sock, keepalive_s)
         self.sock = sock
         self.session: Session
         self.unsent: list[memoryview] = []

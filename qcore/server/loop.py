@@ -336,6 +336,7 @@ class Server:
                 authenticated=not self._sessions.tokens,
                 rate_max=self.options.rate_max,
                 rate_window_ms=self.options.rate_window_ms,
+                max_waits=self.options.max_waits,
                 settings=self._sessions,
             )
             self._connections.add(connection)
@@ -345,10 +346,12 @@ class Server:
     def _connection(self, listener: Listener, sock: socket.socket) -> Connection:
         """TLS is for the port: the socket in the file system leads nowhere else."""
         if self._tls is None or listener.path is not None:
-            return Connection(sock, self.options.max_write_queue_bytes)
+            return Connection(sock, self.options.max_write_queue_bytes, self.options.keepalive_s)
         from qcore.server.tls import TlsConnection
 
-        connection = TlsConnection(sock, self.options.max_write_queue_bytes, self._tls)
+        connection = TlsConnection(
+            sock, self.options.max_write_queue_bytes, self.options.keepalive_s, self._tls
+        )
         self._greeting[connection] = time.monotonic_ns()
         return connection
 

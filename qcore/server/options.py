@@ -17,6 +17,7 @@ from qcore.limits import (
     DEFAULT_COMPLETED_RETENTION_MS,
     DEFAULT_MAX_COMPLETED_JOBS,
     DEFAULT_MAX_WAITING_DEPS,
+    DEFAULT_MAX_WAITS,
     MAX_COMPLETED_RETENTION_MS,
     MIN_COMPLETED_RETENTION_MS,
 )
@@ -60,7 +61,9 @@ class Options:
     changes: Level = "committed"
     rate_max: int = 0
     rate_window_ms: int = 60_000
+    max_waits: int = DEFAULT_MAX_WAITS
     partial_frame_ms: int = 60_000
+    keepalive_s: int = 15
     max_write_queue_bytes: int = 67_108_864
     max_completed_jobs: int = DEFAULT_MAX_COMPLETED_JOBS
     completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS  # None: for ever
@@ -155,6 +158,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         changes=_level("--changes", a.changes, "QCORE_CHANGES", env, "committed"),
         rate_max=_number(None, None, "RATE_LIMIT_MAX_REQUESTS", env, 0, 0, 2**53),
         rate_window_ms=_number(None, None, "RATE_LIMIT_WINDOW_MS", env, 60_000, 1, 86_400_000),
+        max_waits=_number(None, None, "QCORE_MAX_WAITS", env, DEFAULT_MAX_WAITS, 1, 2**31),
+        keepalive_s=_number(None, None, "TCP_KEEPALIVE_S", env, 15, 0, 7200),
         partial_frame_ms=_number(None, None, "TCP_IDLE_TIMEOUT_MS", env, 60_000, 0, 86_400_000),
         max_write_queue_bytes=_number(None, None, "TCP_MAX_WRITE_QUEUE_BYTES", env, 67_108_864, 0, 2**40),
         max_completed_jobs=_number(

@@ -137,8 +137,10 @@ class TlsConnection(Connection):
 
     __slots__ = ("_incoming", "_outgoing", "_records", "_tls")
 
-    def __init__(self, sock: socket.socket, max_unsent_bytes: int, context: ssl.SSLContext) -> None:
-        super().__init__(sock, max_unsent_bytes)
+    def __init__(
+        self, sock: socket.socket, max_unsent_bytes: int, keepalive_s: int, context: ssl.SSLContext
+    ) -> None:
+        super().__init__(sock, max_unsent_bytes, keepalive_s)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._records = Records()

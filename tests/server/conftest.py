@@ -222,7 +222,7 @@ def start() -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def make(*arguments: str, **variables: str) -> Running:
-        started.append(Running(*arguments, logs=logs, **variables))
+        started.append(Running(*arguments, **variables))
         return started[-1]
 
     yield make

@@ -25,6 +25,7 @@ POLICIES = (
     "ignoreDependencyOnFailure",
     "removeDependencyOnFailure",
 )
+JOB_BYTES = 1000
 _FLAGS = ("lifo", "durable", *POLICIES)
 
 
@@ -93,7 +94,8 @@ def _nodes(jobs: object) -> dict[str, _Node]:
         if node_id in nodes:
             raise FlowError(f"duplicate flow job id: {node_id}")
         node = _node(node_id, entry)
-        size += len(node.options["data"])
+        # The reply must hold it all: what a job has beside its data, and its id in five places.
+        size += len(node.options["data"]) + JOB_BYTES + 5 * len(node_id)
         if size > MAX_FLOW_BYTES:
             raise FlowError("flow data is too large (max 64MB per atomic batch)")
         nodes[node_id] = node
