@@ -125,3 +125,17 @@ def test_missing_tokens_are_misses(talk: Talk) -> None:
     reply = talk.good("ExtendLocks", ids=["x", "y"], tokens=tokens, durations=[60_000])
     assert reply["count"] == 1
     assert talk.good("JobHeartbeatB", ids=["x", "y", "z"], tokens=tokens)["data"]["count"] == 2
+
+
+def test_a_worker_that_registers_again_goes_on_as_it_was(talk: Talk) -> None:
+    talk.good("RegisterWorker", workerId="w", name="a", queues=["q"], startedAt=5, hostname="h", pid=4)
+    talk.good("Heartbeat", id="w", activeJobs=1, processed=3, failed=2)
+    again = talk.good("RegisterWorker", workerId="w", name="b", queues=["r"], startedAt=9, concurrency=2)[
+        "data"
+    ]
+    kept = {"name": "a", "hostname": "h", "pid": 4, "registeredAt": 5}
+    assert again | kept == again
+    assert (again["queues"], again["concurrency"]) == (["r"], 2)
+    assert (again["activeJobs"], again["processedJobs"], again["failedJobs"]) == (1, 3, 2)
+    moved = talk.good("RegisterWorker", workerId="w", name="b", queues=["r"], hostname="i", pid=6)["data"]
+    assert (moved["hostname"], moved["pid"]) == ("i", 6)

@@ -43,6 +43,13 @@ def _register_worker(answer: Answer, fields: Fields) -> Reply:
         seen_ns=broker.monotonic_ns,
         session=answer.session.number,
     )
+    if known is not None:  # after a reconnect it goes on as it was
+        worker.registered_ms = known.registered_ms
+        worker.hostname = worker.hostname if worker.hostname != "unknown" else known.hostname
+        worker.pid = worker.pid or known.pid
+        worker.active_jobs = known.active_jobs
+        worker.processed_jobs = known.processed_jobs
+        worker.failed_jobs = known.failed_jobs
     registry.register(worker)
     return {"data": {"workerId": key, **_shown(worker, active=True)}}
 
