@@ -33,6 +33,7 @@ MODULES = [
     "qcore.engine.lanes",
     "qcore.engine.listing",
     "qcore.engine.meter",
+    "qcore.engine.journal",
     "qcore.engine.queue",
     "qcore.engine.table",
     "qcore.engine.logs",

@@ -74,12 +74,14 @@ def acquire(target: Target) -> _Engine:
                 target.path,
                 adds=adds,
                 changes=changes,
+                keep_events=bool(target.journal),
                 completed_retention_ms=DEFAULT_COMPLETED_RETENTION_MS if keep_ms is None else keep_ms or None,
             )
             engine = _engines[key] = _Engine(key, broker)
         settings: tuple[tuple[str, object, object], ...] = (
             ("adds", target.adds, engine.broker.adds),
             ("changes", target.changes, engine.broker.changes),
+            ("journal", target.journal, engine.broker.keep_events),
             ("keep_completed_ms", target.keep_completed_ms, engine.broker.completed_retention_ms or 0),
         )
         for what, wanted, found in settings:

@@ -24,7 +24,8 @@ class Target:
     """One engine: ``memory``, ``sqlite`` with a path, ``tcp`` with host and port, ``unix`` with a path.
 
     ``adds`` and ``changes`` are levels of durability of a file, ``keep_completed_ms`` the time for
-    which it keeps completed jobs, 0 for ever; None = whatever it is opened with.
+    which it keeps completed jobs, 0 for ever, ``journal`` whether it keeps events; None = whatever
+    it is opened with.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Target:
     adds: Level | None = None
     changes: Level | None = None
     keep_completed_ms: int | None = None
+    journal: bool | None = None
     is_default: bool = False
     tls: TLS | None = None
 
@@ -73,10 +75,10 @@ def parse_url(url: str, environ: Mapping[str, str] | None = None) -> Target:
         return Target("memory")
     if scheme == "sqlite":
         path, _, query = rest.partition("?")
-        levels = _file_settings(query, env)
+        settings = _file_settings(query, env)
         if not path.startswith("/") or path == "/":
             raise ConfigError("sqlite url must be sqlite:///relative.db or sqlite:////absolute.db")
-        return Target("sqlite", path=os.path.realpath(unquote(path[1:])), **levels)
+        return Target("sqlite", path=os.path.realpath(unquote(path[1:])), **settings)
     if scheme in ("tcp", "tcps"):
         return _parse_tcp(scheme, url, env)
     if scheme == "unix":
@@ -146,6 +148,8 @@ def _file_settings(query: str, env: Mapping[str, str]) -> dict[str, Any]:
     if text is None:
         where, text, unit_ms = RETENTION_VARIABLE, env.get(RETENTION_VARIABLE) or None, 1
     found["keep_completed_ms"] = None if text is None else _retention_ms(where, text, unit_ms)
+    journal = settings.pop("journal", None) or env.get("QCORE_JOURNAL") or None
+    found["journal"] = None if journal is None else journal.lower() in _TRUE
     if settings:
         raise ConfigError(f"sqlite url: unknown setting {next(iter(settings))!r}")
     return found

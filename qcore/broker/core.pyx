@@ -19,7 +19,7 @@ from libc.time cimport time_t
 from qcore.broker.jobview cimport (
     CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
 )
-from qcore.broker.events cimport c_notes, c_write_event
+from qcore.broker.events cimport c_notes, c_write_event, c_write_event_map
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
@@ -38,7 +38,7 @@ import msgpack
 from qcore import limits
 from qcore.broker.archive import Archive
 from qcore.broker.webhooks import Hooks
-from qcore.engine.table import EVENT_BITS
+from qcore.engine.table import EVENT_BITS, EVENT_NAMES
 from qcore.errors import ClosedError, LimitError
 from qcore.wire.plain import plain
 
@@ -117,8 +117,8 @@ cdef class Broker:
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
-                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, object hooks=None,
-                  object retention_ms=limits.DEFAULT_COMPLETED_RETENTION_MS):
+                  int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES, bint keep_events=False,
+                  object hooks=None, object retention_ms=limits.DEFAULT_COMPLETED_RETENTION_MS):
         self.lock = PyThread_allocate_lock()
         if self.lock == NULL:
             raise MemoryError
@@ -129,7 +129,7 @@ cdef class Broker:
         self.clock = clock
         self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
                              max_completed=max_completed, max_waiting_deps=max_waiting_deps,
-                             max_events=max_events, max_minutes=max_minutes)
+                             max_events=max_events, max_minutes=max_minutes, keep_events=keep_events)
         self.hold_changes = hold_changes and self.durable
         self.hold_adds = hold_adds and self.durable
         self.hold_pulls = hold_pulls and self.durable
@@ -814,6 +814,8 @@ cdef class Broker:
         cdef Outlet outlet
         cdef list flight = []
         self.archive.fence(self.engine.seq, self.engine.ids.last_hi)
+        if self.engine.keeps_events:
+            self.engine.c_write_journals(self.staged, self.now_ms)
         if self.encoder is not None:
             cut = c_take_cut(self.engine, self.encoder, self.now_ms, self.now_ns)
         else:
@@ -877,7 +879,9 @@ cdef class Broker:
                 self.engine.c_committed()
                 for slot, seq in staged.items():
                     if self.c_is_staged(slot, seq):
-                        self.engine.c_publish(slot, self.now_ms)
+                        self.engine.c_publish(slot, self.now_ms, True)
+                if self.engine.keeps_events:
+                    self.engine.c_settle_journals()
                 if self.staged:
                     self.staged = {slot: seq for slot, seq in self.staged.items() if staged.get(slot) != seq}
             else:
@@ -886,6 +890,8 @@ cdef class Broker:
                 self.retry_at_ns = self.now_ns + self.retry_wait_ns
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
+                if self.engine.keeps_events:
+                    self.engine.c_undo_journals()
                 for slot, seq in staged.items():
                     # One that was added again meanwhile stays, for the caller of that.
                     if slot not in self.staged and self.c_is_staged(slot, seq):
@@ -1177,6 +1183,20 @@ cdef class Broker:
                     raise LimitError(f"The results of the children are over {limits.MAX_FRAME_BYTES} bytes")
                 value = c_packed(w.take())
             out[f"{engine.c_queue_of(job).name}:{child}"] = value
+        return out
+
+    def journal_packed(self, Outlet outlet not None, str queue not None, int64_t after, Py_ssize_t limit):
+        """Events of a queue's journal with numbers beyond ``after``: (number, packed event) of each, oldest first."""
+        cdef Queue q = self.engine.queues.get(queue)
+        cdef Writer w
+        cdef uint32_t caps = outlet.caps
+        cdef list out = []
+        if q is None or q.journal is None:
+            return out
+        for number, kind, at_ms, job_id, data in q.journal.page(q.n_events, after, limit):
+            w = Writer()
+            c_write_event_map(w, kind, EVENT_NAMES[kind], q.name_packed, job_id, at_ms, data, caps)
+            out.append((number, c_packed(w.take())))
         return out
 
     def dead_letters(self, Outlet outlet not None, str queue not None, dict wanted not None, Py_ssize_t offset,

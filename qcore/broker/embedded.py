@@ -48,6 +48,7 @@ class EmbeddedEngine:
         *,
         adds: Level = "buffered",
         changes: Level = "committed",
+        keep_events: bool = False,
         hooks: HookSettings | None = None,
         completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
     ) -> None:
@@ -55,11 +56,13 @@ class EmbeddedEngine:
         self.adds = adds
         self.changes = changes
         self.completed_retention_ms = completed_retention_ms
+        self.keep_events = keep_events
         self.broker: Broker = open_broker(
             path,
             mode="embedded",
             adds=adds,
             changes=changes,
+            keep_events=keep_events,
             hooks=hooks,
             completed_retention_ms=completed_retention_ms,
         )

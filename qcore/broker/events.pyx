@@ -55,6 +55,14 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
                        uint32_t caps) except -1:
     """Write one event frame, its length in front. ``queue`` is packed."""
     cdef Py_ssize_t at = w.c_open()
+    _raw(w, HEAD)
+    c_write_event_map(w, kind, name, queue, job_id, now_ms, data, caps)
+    return w.c_close(at)
+
+
+cdef int c_write_event_map(Writer w, int kind, str name, bytes queue, str job_id, int64_t now_ms, object data,
+                           uint32_t caps) except -1:
+    """Write what the frame says of an event."""
     cdef int more = 0
     if kind == EV_COMPLETED or kind == EV_STALLED:
         more = data is not None
@@ -66,7 +74,6 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
         more = 2
     elif kind in (EV_RETRIED, EV_DELAYED, EV_WAITING, EV_WAITING_CHILDREN, EV_REMOVED):
         more = 1
-    _raw(w, HEAD)
     w.c_map(4 + more)
     _raw(w, K_TYPE)
     w.c_text(name)
@@ -115,4 +122,4 @@ cdef int c_write_event(Writer w, int kind, str name, bytes queue, str job_id, in
     else:
         _raw(w, K_PREV)
         w.c_value("failed" if kind == EV_RETRIED else "active" if data is None else data)
-    return w.c_close(at)
+    return 0

@@ -65,6 +65,7 @@ def open_broker(
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS,
     max_events: int = DEFAULT_MAX_QUEUE_EVENTS,
     max_minutes: int = DEFAULT_MAX_METRIC_MINUTES,
+    keep_events: bool = False,
     hooks: HookSettings | None = None,
 ) -> Broker:
     """A broker over the data file at ``path``, or in memory without one.
@@ -98,6 +99,7 @@ def open_broker(
             max_waiting_deps=max_waiting_deps,
             max_events=max_events,
             max_minutes=max_minutes,
+            keep_events=keep_events,
             hooks=hooks,
         )
         if store is not None:
@@ -127,6 +129,8 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         bad = rows.restore_counts(engine, snapshot.side["telemetry"], snapshot.side["minutes"])
         if bad:
             logger.error("%s: %d counts of queues cannot be read and begin anew", store.path, bad)
+        for key in rows.restore_journals(engine, snapshot.side["journal"]):
+            logger.error("%s: row %r of the journal cannot be read and was left in the file", store.path, key)
         bad = broker.hooks.restore(snapshot.side["webhooks"])
         if bad:
             logger.error("%s: %d webhooks cannot be read and are left alone", store.path, bad)

@@ -374,6 +374,20 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
     return bad
 
 
+def restore_journals(Engine engine not None, list entries):
+    """Bring back the rows of events, after the counts. The keys of those that cannot be read, which are left alone."""
+    cdef list bad = []
+    cdef Queue q
+    for key, packed in sorted(entries):
+        try:
+            engine.c_restore_event_row(key, packed)
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+            bad.append(key)
+    for q in engine.queue_list[1:]:
+        engine.c_trim_journal(q)
+    return bad
+
+
 def restore_side(Engine engine not None, dict side):
     """Bring back what stands beside the jobs, after the queues and before any row.
 

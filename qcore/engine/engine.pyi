@@ -19,6 +19,7 @@ class Engine(Queries):
         max_events: int = 10_000,
         max_minutes: int = 20_160,
         max_waiting_deps: int = 10_000,
+        keep_events: bool = False,
     ) -> Engine: ...
     def push(
         self,

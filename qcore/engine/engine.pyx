@@ -700,6 +700,7 @@ cdef class Engine(Queries):
             return 0
         n = q.n_events - max_length
         q.n_events = max_length
+        self.c_trim_journal(q)
         if not q.counted:
             self.c_mark_counts(q)
         return n

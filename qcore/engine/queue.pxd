@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.bucket cimport TokenBucket
+from qcore.engine.journal cimport Journal
 from qcore.engine.lanes cimport Lanes
 from qcore.engine.listing cimport Listing, Tally
 from qcore.engine.meter cimport Meter
@@ -54,6 +55,7 @@ cdef class Queue:
     cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds
     cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
     cdef readonly Meter completions, failures   # terminal outcomes by minute, over restarts
+    cdef readonly Journal journal               # its events as rows; None: they are only counted
     cdef bint counted           # its telemetry is in the gathering cut
     cdef dict keys              # unique key -> slot of the live job that holds it
     cdef dict kept              # unique key -> number of a key that outlives its job

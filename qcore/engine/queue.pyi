@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any, Final, final
 
 from qcore.engine.bucket import TokenBucket
+from qcore.engine.journal import Journal
 from qcore.engine.lanes import Lanes
 from qcore.engine.meter import Meter
 
@@ -54,6 +55,8 @@ class Queue:
     def n_completed(self) -> int: ...
     @property
     def n_failed(self) -> int: ...
+    @property
+    def journal(self) -> Journal | None: ...
     @property
     def n_events(self) -> int: ...
     @property

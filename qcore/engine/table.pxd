@@ -82,6 +82,10 @@ cdef class Table:
     cdef readonly Py_ssize_t max_events         # kept of each queue's journal
     cdef readonly int64_t max_minutes           # kept of each queue's outcomes; 0 = totals only
     cdef readonly int64_t busy_ms               # of all completed jobs, from delivery to end
+    cdef readonly bint keeps_events             # as rows in the store, besides their number
+    cdef list noted             # queues with events that no row has yet
+    cdef list noted_cut         # ... in the cut on its way
+    cdef int64_t journal_row    # key of the next row of a journal
     cdef list counted           # queues whose telemetry is in the gathering cut
     cdef uint32_t everywhere    # events that are built of every queue
     cdef dict wanted            # queue name -> events that are built of it besides, also before it exists
@@ -118,12 +122,12 @@ cdef class Table:
 
     @cython.final
     cdef inline bint c_event(self, Queue q, int kind) except -1:
-        """Count an event in the journal of its queue. True: somebody listens, so it is to be emitted."""
+        """Count an event in the journal of its queue. True: somebody wants it, so it is to be emitted."""
         if q.n_events < self.max_events:
             q.n_events += 1
             if self.tracking and not q.counted:
                 self.c_mark_counts(q)
-        return (q.event_mask & kind) != 0
+        return (q.event_mask & kind) != 0 or q.journal is not None
 
     @cython.final
     cdef inline void c_list(self, Queue q, int which, uint32_t slot, Job *job) noexcept:
@@ -184,6 +188,12 @@ cdef class Table:
     cdef int c_side(self, str table, object key, object value) except -1
     cdef int c_mark_counts(self, Queue q) except -1
     cdef int c_open_minute(self, Queue q, Meter meter, int64_t now_ms) except -1
+    cdef int c_note_event(self, Queue q, int kind, int64_t now_ms, object job_id, object data) except -1
+    cdef int c_write_journals(self, dict staged, int64_t now_ms) except -1
+    cdef int c_undo_journals(self) except -1
+    cdef int c_settle_journals(self) except -1
+    cdef int c_restore_event_row(self, object key, object packed) except -1
+    cdef int c_trim_journal(self, Queue q) except -1
     cdef int c_clear_counts(self, Queue q) except -1
     cdef bytes c_counts(self, Queue q)
     cdef int c_restore_counts(self, Queue q, bytes packed) except -1

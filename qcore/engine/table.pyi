@@ -8,6 +8,7 @@ from qcore.engine.ids import IdSource
 
 STATE_NAMES: Final[dict[int, str]]
 EVENT_BITS: Final[dict[str, int]]
+EVENT_NAMES: Final[dict[int, str]]
 
 @disjoint_base
 class Table:
@@ -21,6 +22,7 @@ class Table:
         max_events: int = 10_000,
         max_minutes: int = 20_160,
         max_waiting_deps: int = 10_000,
+        keep_events: bool = False,
     ) -> Table: ...
     @property
     def ids(self) -> IdSource: ...
@@ -28,6 +30,8 @@ class Table:
     def archive(self) -> bool: ...
     @property
     def events(self) -> list[tuple[str, str, str, int, Any]]: ...
+    @property
+    def keeps_events(self) -> bool: ...
     @property
     def max_events(self) -> int: ...
     @property

@@ -14,8 +14,9 @@ from libc.string cimport memcmp, memset
 from qcore.engine.ids cimport IdSource, is_own, uuid_parse, uuid_text
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GUEST, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID,
-    F_WAS_NEEDED, F_WATCHED, FAILED, KEPT, PARKED, READY, Blob, Job, Run, blob_bytes, blob_free,
+    F_WAS_NEEDED, F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free,
 )
+from qcore.engine.journal cimport Journal
 from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
 from qcore.engine.meter cimport MINUTE_MS, Meter
 from qcore.engine.queue cimport Queue, RunList, packed_text
@@ -81,7 +82,8 @@ EVENT_BITS = {
     "resumed": EV_RESUMED,
     "drained": EV_DRAINED,
 }
-cdef dict _EVENT_NAMES = {bit: name for name, bit in EVENT_BITS.items()}
+EVENT_NAMES = {bit: name for name, bit in EVENT_BITS.items()}
+cdef dict _EVENT_NAMES = EVENT_NAMES
 
 
 cdef int64_t order_of(double priority) noexcept nogil:
@@ -104,7 +106,8 @@ cdef class Table:
     ``seed`` (16 bytes) determines every id, token and jitter. ``tracking`` collects
     changes for a store. ``max_completed`` bounds the completed jobs kept in memory;
     with ``archive`` the evicted ones stay counted, because the store still has them.
-    ``max_events`` bounds the journal of each queue; 0 keeps none. ``max_minutes`` bounds the
+    ``max_events`` bounds the journal of each queue; 0 keeps none. With ``keep_events`` it is kept in
+    the store, not only counted. ``max_minutes`` bounds the
     minutes whose outcomes are kept of each queue; 0 keeps totals only. ``max_waiting_deps``
     bounds the jobs of a queue that wait for others.
     """
@@ -113,7 +116,7 @@ cdef class Table:
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
                   int64_t max_minutes=limits.DEFAULT_MAX_METRIC_MINUTES,
-                  Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS):
+                  Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS, bint keep_events=False):
         slab_init(&self.jobs, sizeof(Job))
         slab_init(&self.runs, sizeof(Run))
         self.ids = IdSource(seed)
@@ -134,6 +137,10 @@ cdef class Table:
         self.side = {}
         self.max_events = max_events
         self.max_minutes = max_minutes
+        self.keeps_events = keep_events and tracking and max_events > 0
+        self.noted = []
+        self.noted_cut = []
+        self.journal_row = 1
         self.counted = []
         self.wanted = {}
         self.done = CompletionTokens(max_completed)
@@ -195,6 +202,8 @@ cdef class Table:
             return <Queue>found
         q = Queue(len(self.queue_list), name, self.ids.c_random())
         q.event_mask = self.everywhere | <uint32_t>self.wanted.get(name, 0)
+        if self.keeps_events:
+            q.journal = Journal(q.index)
         self.queues[name] = q
         self.queue_list.append(q)
         self.c_mark_queue(q)
@@ -700,6 +709,7 @@ cdef class Table:
         q.completions = Meter()
         q.failures = Meter()
         q.n_events = 0
+        self.c_trim_journal(q)
         if not q.counted:
             self.c_mark_counts(q)
         return 0
@@ -747,6 +757,9 @@ cdef class Table:
         for q in self.queue_list[1:]:
             assert 0 <= q.n_events <= self.max_events
             assert q.counted == (q in self.counted)
+            if q.journal is not None:
+                q.journal._check(q.n_events)
+                assert q.journal.noted == (q in self.noted)
             assert not q.counted or ("telemetry", q.index) in self.side
             q.completions._check(max(1, self.max_minutes))
             q.failures._check(max(1, self.max_minutes))
@@ -841,8 +854,77 @@ cdef class Table:
         """
         if kind == EV_FAILED and len(<tuple>data) == 2:
             data = (*data, *_payload(job.data)) if job.data != NULL else (*data, None, 0)
-        self.events.append((_EVENT_NAMES[kind], q.name, "" if job == NULL else self.c_id(job), now_ms, data))
+        return self.c_note_event(q, kind, now_ms, "" if job == NULL else self.c_id(job), data)
+
+    cdef int c_note_event(self, Queue q, int kind, int64_t now_ms, object job_id, object data) except -1:
+        """Hand an event to those who listen, and to the journal if it is kept."""
+        if q.event_mask & kind:
+            self.events.append((_EVENT_NAMES[kind], q.name, job_id, now_ms, data))
+        if q.journal is not None:
+            q.journal.c_add(kind, now_ms, job_id, data)
+            if not q.journal.noted:
+                q.journal.noted = True
+                self.noted.append(q)
         return 0
+
+    # --- rows of the journals ------------------------------------------------------------
+
+    cdef int c_write_journals(self, dict staged, int64_t now_ms) except -1:
+        """Add rows of all events so far to the gathering cut, and of the durable adds that it makes known."""
+        cdef Queue q
+        cdef uint32_t slot
+        cdef Job *job
+        for slot, seq in staged.items():
+            job = self.job_at(slot)
+            if job.state == STAGED and job.seq == seq:
+                q = self.c_queue_of(job)
+                q.journal.staged.append((EV_PUSHED, now_ms, self.c_id(job), None))
+                if not q.journal.noted:
+                    q.journal.noted = True
+                    self.noted.append(q)
+        self.noted_cut, self.noted = self.noted, []
+        for q in self.noted_cut:
+            for key, packed in q.journal.c_write(self.journal_row, q.n_events, now_ms):
+                self.side["journal", key] = packed
+                self.journal_row = max(self.journal_row, <int64_t>key + 1)
+        return 0
+
+    cdef int c_undo_journals(self) except -1:
+        """The commit failed: the durable adds in it are not known after all."""
+        cdef Queue q
+        cdef int64_t key
+        for q in self.noted_cut:
+            key = q.journal.c_undo()
+            if key >= 0:
+                self.c_side("journal", key, None)
+        self.noted_cut = []
+        return 0
+
+    cdef int c_settle_journals(self) except -1:
+        """The commit succeeded, and what it made known has been told."""
+        cdef Queue q
+        for q in self.noted_cut:
+            q.journal.unsure = None
+        self.noted_cut = []
+        return 0
+
+    cdef int c_trim_journal(self, Queue q) except -1:
+        """Remove the rows that do not count any more."""
+        if q.journal is not None:
+            for key, _ in q.journal.c_trim(q.n_events):
+                self.c_side("journal", key, None)
+        return 0
+
+    cdef int c_restore_event_row(self, object key, object packed) except -1:
+        """Bring back a row of a journal; they come in order. One that is not kept any more goes."""
+        self.journal_row = max(self.journal_row, <int64_t>key + 1)
+        if not self.keeps_events:
+            self.c_side("journal", key, None)
+            return 0
+        queue, first, events = msgpack.unpackb(packed, use_list=False)
+        if not 0 < queue < len(self.queue_list):
+            raise ValueError("unknown queue")
+        return (<Queue>self.queue_list[queue]).journal.c_restore(key, first, events, packed)
 
     # --- for the store -------------------------------------------------------------------
 
@@ -880,4 +962,4 @@ cdef class Table:
     @property
     def n_changes(self):
         """Changed and removed jobs that no cut has taken yet."""
-        return self.n_dirty + len(self.deleted) + len(self.dirty_queues) + len(self.side)
+        return self.n_dirty + len(self.deleted) + len(self.dirty_queues) + len(self.side) + len(self.noted)

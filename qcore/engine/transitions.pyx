@@ -182,7 +182,7 @@ cdef class Transitions(Capacity):
         if verdict == KEY_KEPT:
             how[0] = THROTTLED
             if self.c_event(q, EV_DUPLICATED):
-                self.events.append(("duplicated", q.name, self.kept_by, now_ms, None))
+                self.c_note_event(q, EV_DUPLICATED, now_ms, self.kept_by, None)
             return 0
         job = self.job_at(holder)
         if verdict == KEY_BUSY or verdict == KEY_TIED:
@@ -206,8 +206,11 @@ cdef class Transitions(Capacity):
             flags |= F_REPEATS
         return flags
 
-    cdef int c_publish(self, uint32_t slot, int64_t now_ms) except -1:
-        """Make a staged job claimable and known. One that was ready when it was added is ready now."""
+    cdef int c_publish(self, uint32_t slot, int64_t now_ms, bint staged=False) except -1:
+        """Make a new job claimable and known. One that was ready when it was added is ready now.
+
+        ``staged``: its commit has succeeded, and has told the journal of it.
+        """
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
         q.n_staged -= 1
@@ -220,7 +223,10 @@ cdef class Transitions(Capacity):
                 self.c_mark(slot, job)      # what it waited for was completed meanwhile
         if q.n_events < self.max_events:
             q.n_events += 1             # stored with the job
-        if q.event_mask & EV_PUSHED:
+        if staged and q.journal is not None and q.journal.c_unsure():
+            if q.event_mask & EV_PUSHED:
+                self.events.append(("pushed", q.name, self.c_id(job), now_ms, None))
+        elif q.event_mask & EV_PUSHED or q.journal is not None:
             self.c_emit(EV_PUSHED, q, job, now_ms, None)
         if job.state == PARKED:
             self.c_after_parked(slot, now_ms)

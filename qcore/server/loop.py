@@ -69,6 +69,7 @@ class Server:
             max_waiting_deps=options.max_waiting_deps,
             max_events=options.max_queue_events,
             max_minutes=options.max_metric_minutes,
+            keep_events=options.journal,
             hooks=HookSettings(
                 allowed=options.webhook_allowed,
                 tries=options.webhook_tries,

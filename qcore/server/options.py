@@ -68,6 +68,7 @@ class Options:
     max_completed_jobs: int = DEFAULT_MAX_COMPLETED_JOBS
     completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS  # None: for ever
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS
+    journal: bool = False
     max_queue_events: int = 10_000
     max_metric_minutes: int = 20_160
     max_metric_queues: int = 100
@@ -116,6 +117,7 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     )
     p.add_argument("--adds", choices=LEVELS, help="durability of plain adds (buffered)")
     p.add_argument("--changes", choices=LEVELS, help="durability of everything else (committed)")
+    p.add_argument("--journal", action="store_true", help="keep the events of queues, not only their number")
     p.add_argument("--shutdown-timeout-ms", help="bound of a graceful stop (30000)")
     p.add_argument(
         "--backup-to", metavar="PLACE", help="a directory or s3://bucket/prefix for backups (none)"
@@ -156,6 +158,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         allow_unauthenticated=a.allow_unauthenticated,
         adds=_level("--adds", a.adds, "QCORE_ADDS", env, "buffered"),
         changes=_level("--changes", a.changes, "QCORE_CHANGES", env, "committed"),
+        journal=a.journal or env.get("QCORE_JOURNAL", "").lower() in ("1", "true", "yes", "on"),
         rate_max=_number(None, None, "RATE_LIMIT_MAX_REQUESTS", env, 0, 0, 2**53),
         rate_window_ms=_number(None, None, "RATE_LIMIT_WINDOW_MS", env, 60_000, 1, 86_400_000),
         max_waits=_number(None, None, "QCORE_MAX_WAITS", env, DEFAULT_MAX_WAITS, 1, 2**31),

@@ -24,6 +24,7 @@ STATE_UNREADABLE = -1
 #: Tables of small values that stand beside the jobs, each a key and a packed value.
 #:
 #: * ``evidence`` (number): ids that were completed and removed, in order; see the engine
+#: * ``journal`` (number): events of a queue, in order
 #: * ``keys`` (number): unique keys that outlive their jobs
 #: * ``lanes`` (queue id, colon, name): what is set for a group of a queue
 #: * ``logs`` (seq of the job): its log lines
@@ -31,7 +32,17 @@ STATE_UNREADABLE = -1
 #: * ``schedules`` (name): what is to be added at its time
 #: * ``telemetry`` (queue id): counts of events and outcomes of a queue
 #: * ``webhooks`` (id): addresses that are told of events
-SIDE_TABLES: Final = ("evidence", "keys", "lanes", "logs", "minutes", "schedules", "telemetry", "webhooks")
+SIDE_TABLES: Final = (
+    "evidence",
+    "journal",
+    "keys",
+    "lanes",
+    "logs",
+    "minutes",
+    "schedules",
+    "telemetry",
+    "webhooks",
+)
 
 #: A table and a key in it.
 Side: TypeAlias = tuple[str, int | str]

@@ -61,7 +61,7 @@ cdef enum:
     ST_PAYLOAD, ST_DROP
     ST_NAME, ST_QUEUE, ST_NO_QUEUE, ST_META
     N_STATEMENTS
-    N_SIDE = 16                 # a replacing and a deleting statement for each side table
+    N_SIDE = 18                 # a replacing and a deleting statement for each side table
 
 cdef list _SQL = [
     "BEGIN IMMEDIATE",

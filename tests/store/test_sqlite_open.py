@@ -13,7 +13,7 @@ import pytest
 
 from qcore.errors import StoreError
 from qcore.store.base import SIDE_TABLES, STATE_UNREADABLE, Cut, Row, Store, StoreFault
-from qcore.store.sqlite import APPLICATION_ID, SqliteStore
+from qcore.store.sqlite import APPLICATION_ID, SCHEMA_VERSION, SqliteStore
 
 Rows = Callable[[Store], list[Row]]
 
@@ -129,24 +129,24 @@ def test_an_older_schema_is_brought_up_to_date(db: Path) -> None:
     assert found.side["logs"] == [(1, b"l")]
     store.close()
     con = sqlite3.connect(db)
-    assert con.execute("PRAGMA user_version").fetchone() == (2,)
+    assert con.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     con.close()
 
 
 def test_a_newer_schema_is_not_touched(db: Path) -> None:
     SqliteStore(db).close()
     con = sqlite3.connect(db)
-    con.execute("PRAGMA user_version = 3")
+    con.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     con.close()
-    refuse(db, "newer", str(db), "version 3", "knows 2")
+    refuse(db, "newer", str(db), f"version {SCHEMA_VERSION + 1}", f"knows {SCHEMA_VERSION}")
 
 
 def test_a_newer_schema_that_is_still_in_the_log(db: Path) -> None:
     SqliteStore(db).close()
     con = sqlite3.connect(db)
-    con.execute("PRAGMA user_version = 3")
-    with pytest.raises(StoreFault, match="version 3"):
+    con.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(StoreFault, match=f"version {SCHEMA_VERSION + 1}"):
         SqliteStore(db)
     con.close()
 
@@ -222,7 +222,7 @@ def test_the_settings(store: SqliteStore) -> None:
         return store._con.execute(f"PRAGMA {name}").fetchone()[0]
 
     assert pragma("application_id") == APPLICATION_ID
-    assert pragma("user_version") == 2
+    assert pragma("user_version") == SCHEMA_VERSION
     assert pragma("journal_mode") == b"wal"
     assert pragma("page_size") == 4096
     assert pragma("wal_autocheckpoint") == 0

@@ -21,7 +21,18 @@ COMMANDS: Final = (
         (QUEUE, Field("maxLength", "length", required=True, help="events to keep, the newest")),
         ("data.removed",),
         ("maxLength must be a non-negative safe integer",),
-        "Drop old events from the journal of a queue, of which only the number is kept.",
+        "Drop old events from the journal of a queue, or from their number where only that is kept.",
         "committed",
+    ),
+    Command(
+        "GetEvents",
+        (
+            QUEUE,
+            Field("after", "int", 0, minimum=0, help="only events with numbers beyond this"),
+            Field("limit", "int", 100, minimum=0, help="most events to return, up to 1000; oldest first"),
+        ),
+        ("data.events", "data.count"),
+        (),
+        "Read the journal of a queue, if the server keeps its events, and their number.",
     ),
 )
