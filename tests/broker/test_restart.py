@@ -189,7 +189,7 @@ def test_what_was_removed_does_not_come_back(machine: Machine) -> None:
     assert [talk.good("GetState", id=i)["state"] for i in "abcde"] == ["unknown"] * 3 + ["waiting", "unknown"]
 
 
-def test_a_row_that_cannot_be_read_costs_only_itself(
+def test_cases_c031_a_row_that_cannot_be_read_costs_only_itself(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     talk = machine.start()

@@ -69,7 +69,9 @@ def answers(talk: Any, ids: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_answers_outlive_the_server(start: Any, line: Any, tmp_path: Path, end: signal.Signals) -> None:
+def test_cases_c026_answers_outlive_the_server(
+    start: Any, line: Any, tmp_path: Path, end: signal.Signals
+) -> None:
     options = ("--data", str(tmp_path / "jobs.db"), "--shutdown-timeout-ms", "100")
     server = start(*options)
     talk = line(server)

@@ -170,7 +170,9 @@ def test_the_jobs_of_a_killed_worker_come_back_at_once(start: Any, tmp_path: Pat
         assert queue.counts().active == 0
 
 
-def test_active_rows_without_a_live_lease_are_repaired(start: Any, line: Any, tmp_path: Path) -> None:
+def test_cases_c006_active_rows_without_a_live_lease_are_repaired(
+    start: Any, line: Any, tmp_path: Path
+) -> None:
     """No row is left that only a holder who is gone could move, whatever the file says about its lease."""
     file = tmp_path / "jobs.db"
     server = start("--data", str(file))

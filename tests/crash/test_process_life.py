@@ -167,7 +167,7 @@ print("parent", counts.waiting, flush=True)
 """
 
 
-def test_a_forked_child_is_refused_and_harms_nothing(program: Program, tmp_path: Path) -> None:
+def test_cases_c029_a_forked_child_is_refused_and_harms_nothing(program: Program, tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     done = program(FORK, f"sqlite:///{file}", str(file))
     assert done.returncode == 0, done.stderr
@@ -356,7 +356,7 @@ def refusal(server: Any) -> str:
     return str(lines[0])
 
 
-def test_two_servers_on_one_file(start: Start, line: Any, tmp_path: Path) -> None:
+def test_cases_c029_two_servers_on_one_file(start: Start, line: Any, tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     other = tmp_path / "link.db"
     first = start("--data", str(file))
@@ -374,7 +374,7 @@ def test_two_servers_on_one_file(start: Start, line: Any, tmp_path: Path) -> Non
     assert line(start("--data", str(file))).call("Count", queue="q")["count"] == 1
 
 
-def test_a_server_on_the_file_of_an_embedded_engine(start: Start, tmp_path: Path) -> None:
+def test_cases_c029_a_server_on_the_file_of_an_embedded_engine(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
     with Queue("q", f"sqlite:///{file}") as queue:
         queue.add("n", {})
@@ -386,7 +386,9 @@ def test_a_server_on_the_file_of_an_embedded_engine(start: Start, tmp_path: Path
     assert start("--data", str(file)).port
 
 
-def test_an_embedded_engine_on_the_file_of_a_server(start: Start, program: Program, tmp_path: Path) -> None:
+def test_cases_c029_an_embedded_engine_on_the_file_of_a_server(
+    start: Start, program: Program, tmp_path: Path
+) -> None:
     file = tmp_path / "jobs.db"
     server = start("--data", str(file))
     assert server.port

@@ -177,7 +177,7 @@ def test_real_writes_may_fail_anywhere(db: Path, start_child: Any) -> None:
     assert (rows, problems) == ("400", "[]")
 
 
-def test_a_foreign_lock_is_waited_for_and_then_named(
+def test_cases_c028_a_foreign_lock_is_waited_for_and_then_named(
     store: SqliteStore, db: Path, monkeypatch: pytest.MonkeyPatch, rows_of: Rows
 ) -> None:
     store._con.execute("PRAGMA busy_timeout = 20")
@@ -219,7 +219,7 @@ def churn(store: SqliteStore, first: int, last: int, size: int = 900) -> None:
         store.maintain()
 
 
-def test_the_log_and_the_file_stay_bounded(store: SqliteStore, db: Path) -> None:
+def test_cases_c030_c032_the_log_and_the_file_stay_bounded(store: SqliteStore, db: Path) -> None:
     churn(store, 0, 20_000)
     status = store.status()
     assert store._salt_done >= 0
@@ -257,7 +257,7 @@ def test_frames_are_counted_by_their_salt(store: SqliteStore) -> None:
         assert store._frames()[1] == log == done
 
 
-def test_a_pinned_log_shrinks_when_its_reader_leaves(
+def test_cases_c030_a_pinned_log_shrinks_when_its_reader_leaves(
     store: SqliteStore, db: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     churn(store, 0, 100)
