@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Unpack
 
 from qclient.checks import filled, whole
 from qclient.client import Client
+from qclient.closing import Closing
 from qclient.codec import pack_payload
 from qclient.job import Job
 from qclient.options import CHILD_FAILURE_FIELDS, JobOptions, to_wire
@@ -195,7 +195,7 @@ def _check_data(node: Node, where: str) -> None:
             raise FlowError(f"{where}: keys of data that begin with __ are reserved")
 
 
-class FlowProducer:
+class FlowProducer(Closing):
     """Adds flows to one engine, and reads them; ``url`` as for ``Queue``. Thread-safe.
 
     Each call adds all of its jobs in one command, or none. After a lost reply it raises
@@ -308,20 +308,6 @@ class FlowProducer:
             if "result" in reply:
                 out[job_id] = reply["result"]
         return out
-
-    # -------------------------------------------------------------- life cycle
-
-    def close(self) -> None:
-        """Close the connections; may be called twice."""
-        self.client.close()
-
-    def __enter__(self) -> FlowProducer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<FlowProducer at {self.client.target}>"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Unpack
 
 from qclient.client import Client
+from qclient.closing import Closing
 from qclient.delivery import JobContext
 from qclient.queue import Queue, queue_name
 from qclient.settings import WorkerOptions
@@ -16,7 +16,7 @@ from qclient.worker import Worker
 SEPARATOR = ":"
 
 
-class QueueGroup:
+class QueueGroup(Closing):
     """The queues ``namespace:name`` of one engine; ``url`` as for ``Queue``.
 
     What is done to all of them is done to one after the other, and to those that are there.
@@ -66,18 +66,6 @@ class QueueGroup:
     def obliterate_all(self) -> None:
         """Remove everything of all of them, active jobs too."""
         self._each("Obliterate")
-
-    def close(self) -> None:
-        """Close the connections; may be called twice."""
-        self.client.close()
-
-    def __enter__(self) -> QueueGroup:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<QueueGroup {self.namespace!r} at {self.client.target}>"

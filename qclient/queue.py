@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 from qclient.checks import filled, flag, text, whole
 from qclient.client import Client
+from qclient.closing import Closing
 from qclient.codec import NIL, pack_payload
 from qclient.deadletters import DeadLetters, Stalls, UniqueKeys
 from qclient.durations import Duration, instant_ms, to_ms, wire_number
@@ -64,7 +63,7 @@ def job_name(name: object) -> str:
     return name
 
 
-class Queue:
+class Queue(Closing):
     """A named queue of one engine.
 
     ``url`` says where the engine runs: ``memory://``, ``sqlite:///jobs.db`` or
@@ -388,26 +387,6 @@ class Queue:
     def _change(self, command: str, **fields: object) -> dict[str, Any]:
         # Not sent again: after a lost reply the caller is told, and looks.
         return self.client.call(command, {"queue": self.name, **fields}, repeatable=False)
-
-    # -------------------------------------------------------------- life cycle
-
-    def close(self) -> None:
-        """Close the connections; may be called twice."""
-        self.client.close()
-
-    def __enter__(self) -> Queue:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self, _warn: Any = warnings.warn) -> None:
-        client = getattr(self, "client", None)
-        if client is not None and client.capabilities is not None and not client.closed:
-            _warn(f"queue {self.name!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            client.close()
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} at {self.client.target}>"

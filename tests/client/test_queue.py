@@ -11,12 +11,14 @@ import pytest
 from qclient import (
     ClosedError,
     Counts,
+    FlowProducer,
     JobFailedError,
     JobLostError,
     JobSpec,
     JobState,
     NotFoundError,
     Queue,
+    QueueGroup,
     SerializationError,
     UnrecoverableError,
     WaitTimeout,
@@ -186,6 +188,13 @@ def test_a_queue_dropped_open_says_so(engine_url: str, name: str) -> None:
         del queue
     unused = Queue(name, engine_url)
     del unused
+    flows, group = FlowProducer(engine_url), QueueGroup(name, engine_url)
+    flows.results(["no-such-job"])
+    group.names()
+    with pytest.warns(ResourceWarning, match="<FlowProducer at .*> was not closed"):
+        del flows
+    with pytest.warns(ResourceWarning, match="<QueueGroup .*> was not closed"):
+        del group
 
 
 @pytest.mark.parametrize("levels", [508, 511, 512])
