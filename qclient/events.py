@@ -316,7 +316,7 @@ class QueueEvents:
 
     def _run(self) -> None:
         pause = RETRY_FIRST_S
-        subscribed = False
+        subscribed = told = False
         while not self._closing.is_set():
             try:
                 link = Link(self._target)
@@ -329,7 +329,7 @@ class QueueEvents:
                     self._subscribe(link)
                     if subscribed:
                         self._take(Resubscribed("", self.queue, datetime.now(UTC)))
-                    subscribed, pause = True, RETRY_FIRST_S
+                    subscribed, told, pause = True, False, RETRY_FIRST_S
                     with self._changed:
                         self._ready = True
                         self._changed.notify_all()
@@ -346,7 +346,9 @@ class QueueEvents:
                     # A first connection that is refused is news, not an outage.
                     self._end(exc)
                     return
-                self._tell("error", exc)
+                if not told:  # an outage is told once, not with each try
+                    told = True
+                    self._tell("error", exc)
                 with self._changed:
                     self._changed.wait_for(self._closing.is_set, pause * (1 + 0.3 * random.random()))
                 pause = min(pause * 2, RETRY_MOST_S)
