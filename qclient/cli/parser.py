@@ -81,6 +81,10 @@ def _add_verb(words: Any, name: str, verb: Verb, common: Parser) -> None:
     about = (about[0].lower() + about[1:]).rstrip(".").replace("%", "%%")
     parser = words.add_parser(name, help=about, description=about, parents=[common])
     add_fields(parser, verb)
+    if verb.takes_url:
+        parser.add_argument(
+            "url", metavar="URL", nargs="?", default=argparse.SUPPRESS, help="in place of --url"
+        )
     if verb.asks:
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     if verb.lists_payloads:

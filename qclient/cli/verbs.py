@@ -67,6 +67,7 @@ class Verb:
     their own. Fields in ``durations`` are written as durations, those in ``forms`` in
     another form than that of their kind: a text, words with commas, or the first line of
     a file. ``fixed`` fields are always sent. ``asks`` is what the user must agree to.
+    ``takes_url`` lets the server be named without an option.
     ``lists_payloads`` says that payloads come in the reply, which are left out unless
     ``--payloads`` is given.
     """
@@ -85,6 +86,7 @@ class Verb:
     timeout_s: float = 30.0
     forms: Mapping[str, Form] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
+    takes_url: bool = False
 
 
 # --- verbs of more than one command ---------------------------------------------------
@@ -289,9 +291,23 @@ _LOCK_TOKEN = {"token": "lock-token"}
 
 VERBS: tuple[Verb, ...] = (
     Verb(
-        "ping", "Ping", said("pong from {url} in {ms:.2f} ms"), "measure one round trip", _ping, timeout_s=5.0
+        "ping",
+        "Ping",
+        said("pong from {url} in {ms:.2f} ms"),
+        "measure one round trip",
+        _ping,
+        timeout_s=5.0,
+        takes_url=True,
     ),
-    Verb("healthcheck", "Ping", said("ok"), "exit 0 if the server answers", _healthcheck, timeout_s=5.0),
+    Verb(
+        "healthcheck",
+        "Ping",
+        said("ok"),
+        "exit 0 if the server answers",
+        _healthcheck,
+        timeout_s=5.0,
+        takes_url=True,
+    ),
     Verb("health", "StorageStatus", pairs("stats"), "exit 0 if jobs can be stored", _health, timeout_s=5.0),
     Verb("stats", "Stats", pairs("stats")),
     Verb("metrics", "Metrics", pairs("metrics"), "read totals since the start of the server", options=()),

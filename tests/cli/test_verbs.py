@@ -376,6 +376,9 @@ def test_figures(ask: Run, url: str) -> None:
     assert (document["ok"], document["url"]) == (True, url)
     assert ask("healthcheck") == (0, "ok\n", "")
     assert ask("healthcheck", "--json").document == {"ok": True, "url": url}
+    assert ask("healthcheck", url) == (0, "ok\n", "")
+    assert ask("ping", "tcp://127.0.0.1:1").code == 1
+    assert ask("ping", "http://127.0.0.1:1").code == 2
     assert ask("stats", "--json").document["stats"]["active"] == 0
     assert ask("stats", "-q") == (0, "", "")
     assert "DEBUG" not in ask("stats", "-v").out
