@@ -21,9 +21,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
-from qclient.channel import Channel
+from qclient.channel import COMMAND_TIMEOUT_S, Channel
 from qclient.codec import NIL, pack_payload
 from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
 from qclient.keeper import LeaseKeeper
@@ -179,6 +180,33 @@ class Control:
     def _posted(self, command: str, reply: Reply | None, error: Exception | None) -> None:
         if reply is not None and not reply.get("ok"):
             self._emit("error", refused(reply, command), command)
+
+    def ask(self, command: str, fields: dict[str, object]) -> Reply:
+        """The reply to a command, refusals raised; from any thread but the loop's, which it would hold up."""
+        if self.in_loop:
+            raise RuntimeError(f"{command} waits for a reply; in a coroutine, await asyncio.to_thread(...)")
+        answer: Future[Reply] = Future()
+        self.call_soon(self._ask, command, fields, answer)
+        try:
+            reply = answer.result(COMMAND_TIMEOUT_S + PULL_GRACE_S)
+        except TimeoutError:
+            raise CommandTimeout(f"{command}: no reply in time") from None
+        if not reply.get("ok"):
+            raise refused(reply, command)
+        return reply
+
+    def _ask(self, command: str, fields: dict[str, object], answer: Future[Reply]) -> None:
+        def told(_: Any, reply: Reply | None, error: Exception | None) -> None:
+            if isinstance(error, ConnectionLost):
+                # Only questions come here: again, with the next connection.
+                self.loop.call_soon(self._ask, command, fields, answer)
+            elif reply is None:
+                answer.set_exception(error or ConnectionLost("connection broke"))
+            else:
+                answer.set_result(reply)
+
+        self.channel.request(command, fields, told)
+        self.channel.flush()
 
     def _up(self) -> None:
         can = self.channel.capabilities

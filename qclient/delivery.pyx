@@ -137,6 +137,21 @@ cdef class JobContext:
         self.check_cancelled()
         self.control.post("AddLog", {"id": self.id, "token": self.token, "message": message, "level": level})
 
+    def children_values(self):
+        """Results of the children that have completed, by ``"queue:id"``.
+
+        Waits for the reply: in a coroutine, ``await asyncio.to_thread(job.children_values)``.
+        """
+        return dict(self.control.ask("GetChildrenValues", {"id": self.id})["data"]["values"])
+
+    def failed_children(self):
+        """Errors of children whose failure let this job go on. Waits for the reply."""
+        return dict(self.control.ask("GetFailedChildrenValues", {"id": self.id})["values"])
+
+    def ignored_children(self):
+        """Errors of children whose failure was ignored. Waits for the reply."""
+        return dict(self.control.ask("GetIgnoredChildrenFailures", {"id": self.id})["values"])
+
     def _start_clock(self):
         """Note when the job's time is over; return the seconds it has, or None."""
         if self.timeout_ms <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -39,7 +40,8 @@ def test_a_tree_runs_from_its_leaves(engine_url: str, name: str) -> None:
 
         def process(job: Any) -> Any:
             if job.name == "sum":
-                return sum(queue.job(job.id).children_values().values())
+                assert queue.job(job.id).children_values() == job.children_values()
+                return sum(job.children_values().values())
             return job.data["n"]
 
         with Worker(kids, process, engine_url), Worker(queue, process):
@@ -83,10 +85,17 @@ def test_chains_and_fans(engine_url: str, name: str) -> None:
 
 
 def test_what_the_failure_of_a_child_does(engine_url: str, name: str) -> None:
-    def process(job: Any) -> Any:
+    async def process(job: Any) -> Any:
         if job.name == "bad":
             raise UnrecoverableError("broken")
+        if job.name == "p":
+            with pytest.raises(RuntimeError, match="to_thread"):
+                job.failed_children()
+            for read in (job.failed_children, job.ignored_children):
+                read_by_workers.append(await asyncio.to_thread(read))
         return job.name
+
+    read_by_workers: list[dict[str, str]] = []
 
     with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
         plain, ignored, continued, removed = flows.add_bulk(
@@ -109,6 +118,7 @@ def test_what_the_failure_of_a_child_does(engine_url: str, name: str) -> None:
                 plain.job.result(60)
             for node in (ignored, continued, removed):
                 assert node.job.result(60) == "p"
+        assert sorted(len(read) for read in read_by_workers) == [0, 0, 0, 0, 1, 1]
         key = f"{name}:{ignored.children[0].job.id}"
         assert ignored.job.ignored_children() == {key: "broken"}
         assert list(ignored.job.children_values().values()) == ["good"]
@@ -129,7 +139,7 @@ def test_children_that_are_added_later(engine_url: str, name: str) -> None:
         def process(job: Any) -> Any:
             if job.name == "child":
                 return 5
-            found = queue.job(job.id).children_values()
+            found = job.children_values()
             if not found:
                 # Who runs it may add to it, which its token shows.
                 queue.add("child", parent=current_job())
