@@ -16,6 +16,7 @@ from qclient.client import COMMAND_TIMEOUT_S, Link
 from qclient.durations import Duration, to_seconds
 from qclient.job import moment
 from qclient.options import suggestion
+from qclient.pipe import CONNECT_TIMEOUT_S
 from qclient.queue import queue_name
 from qclient.replies import refused
 from qclient.url import resolve
@@ -33,6 +34,7 @@ _log = logging.getLogger("qclient.events")
 MAX_BUFFERED: Final = 10_000
 RETRY_FIRST_S = 0.1
 RETRY_MOST_S = 30.0
+CLOSE_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,7 @@ class QueueEvents:
         subscribed = told = False
         while not self._closing.is_set():
             try:
-                link = Link(self._target)
+                link = Link(self._target, CONNECT_TIMEOUT_S)
                 try:
                     with self._changed:
                         self._link = link
@@ -417,7 +419,8 @@ class QueueEvents:
         if link is not None:
             link.abort()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            # One that is connecting cannot be woken, and ends by itself.
+            thread.join(CLOSE_PATIENCE_S)
 
     def __enter__(self) -> QueueEvents:
         self.wait_ready()

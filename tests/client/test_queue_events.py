@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -150,3 +153,44 @@ def test_nobody_at_the_address() -> None:
     with pytest.raises(TransportError, match="no engine answers"):
         events.wait_ready(60)
     events.close()
+
+
+def test_c044_closing_ends_in_every_state(proxy: Any, name: str) -> None:
+    def closed_in_time(events: QueueEvents) -> None:
+        started = time.monotonic()
+        events.close()
+        assert time.monotonic() - started < 5
+        with pytest.raises(ClosedError):
+            events.wait_ready(1)
+
+    closed_in_time(QueueEvents(name, proxy.url))  # before it began
+    frozen = QueueEvents(name, proxy.url)
+    frozen.wait_ready(60)
+    proxy.frozen.set()
+    closed_in_time(frozen)
+    silent = QueueEvents(name, proxy.url)  # in the middle of the greeting
+    with pytest.raises(WaitTimeout):
+        silent.wait_ready(0.2)
+    closed_in_time(silent)
+    proxy.frozen.clear()
+    again = QueueEvents(name, proxy.url)
+    lost = threading.Event()
+    again.on("error", lambda error: lost.set())
+    again.wait_ready(60)
+    proxy.stop_listening()
+    proxy.kill()
+    assert lost.wait(60)
+    closed_in_time(again)  # while it tries to connect
+
+
+def test_c044_an_interpreter_ends_though_events_are_open(tcp_url: str, name: str) -> None:
+    code = (
+        "from qclient import *\n"
+        f"events = QueueEvents({name!r}, {tcp_url!r})\n"
+        f"local = QueueEvents({name!r}, 'memory://')\n"
+        "events.wait_ready(60), local.wait_ready(60)\n"
+        "print('open')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "open\n")
+    assert "Traceback" not in done.stderr
