@@ -18,11 +18,12 @@ from qclient.job import Job, removed, retried
 from qclient.limits import GroupHandle, QueueLimits
 from qclient.options import JobOptions, suggestion, to_wire
 from qclient.protocol import array_header, map_body, map_header
+from qclient.replies import TOO_LARGE
 from qclient.schedules import Schedules
 from qclient.url import resolve
 from qclient.values import Counts, JobState, job_state
 from qclient.webhooks import Webhooks
-from qcore.errors import ConfigError, NotFoundError, SerializationError, StateError
+from qcore.errors import ConfigError, LimitError, NotFoundError, SerializationError, StateError
 from qcore.limits import MAX_DATA_BYTES, MAX_NAME_CHARS
 
 _BULK_JOBS = 1000
@@ -244,14 +245,20 @@ class Queue(Closing):
         Each job once. One that changes its state meanwhile may be left out.
         """
         seen: set[str] = set()
-        offset = 0
+        offset, limit = 0, whole(chunk, "chunk", 1)
         while True:
-            page = self.jobs(*states, offset=offset, limit=whole(chunk, "chunk", 1), asc=True)
+            try:
+                page = self.jobs(*states, offset=offset, limit=limit, asc=True)
+            except LimitError as exc:
+                if limit == 1 or TOO_LARGE not in exc.message:
+                    raise
+                limit //= 2  # they are large: no reply holds so many
+                continue
             for job in page:
                 if job.id not in seen:
                     seen.add(job.id)
                     yield job
-            if len(page) < chunk:
+            if len(page) < limit:
                 return
             offset += len(page)
 

@@ -17,6 +17,9 @@ from qcore.errors import (
     StateError,
 )
 
+#: What a reply says that would not fit into a frame.
+TOO_LARGE = "ask for fewer"
+
 # First match wins; texts are those of the protocol and are kept in the message.
 _TABLE: tuple[tuple[str, type[CommandError]], ...] = (
     ("lock token", LeaseError),
@@ -25,6 +28,7 @@ _TABLE: tuple[tuple[str, type[CommandError]], ...] = (
     ("rate limit exceeded", LimitError),
     ("maximum size of", LimitError),
     ("is not linkable", StateError),
+    (TOO_LARGE, LimitError),
     ("not in processing", StateError),
     ("is not active", StateError),
     ("or cannot be", StateError),

@@ -11,8 +11,10 @@ from qclient import (
     ConfigError,
     Counts,
     JobState,
+    LimitError,
     NotFoundError,
     Queue,
+    SerializationError,
     StateError,
     UnrecoverableError,
     Worker,
@@ -150,3 +152,16 @@ def test_a_running_job_seen_from_outside(engine_url: str, name: str) -> None:
         assert queue.metrics("failed").total == 0
         assert queue.trim_events(1) > 0
         assert queue.trim_events(1) == 0
+
+
+def test_c036_many_large_jobs_go_and_come_in_pieces(engine_url: str, name: str) -> None:
+    mib = 1 << 20
+    with Queue(name, engine_url) as queue:
+        jobs = queue.add_bulk([("n", bytes([i]) * mib) for i in range(100)])
+        with pytest.raises(SerializationError, match=r"^jobs\[1\]: data has 11534\d\d\d bytes"):
+            queue.add_bulk([("n", 1), ("n", b"x" * (11 * mib)), ("n", 3)])
+        with pytest.raises(LimitError, match="ask for fewer"):
+            queue.jobs(limit=100)
+        assert [job.data[:1] for job in queue.iter_jobs()] == [bytes([i]) for i in range(100)]
+        with Worker(queue, lambda job: len(job.data), concurrency=50, batch_size=50):
+            assert [job.result(60) for job in jobs] == [mib] * 100
