@@ -5,7 +5,8 @@
 The load is all of :mod:`tests.crash.load` at once, and :mod:`tests.crash.script` beside it.
 ``server``: a server process is killed; producers and workers live on, wait for the next
 one and go on with the jobs in their hands. ``embedded``: the process that is killed
-holds the engine, its producers and its workers. One file serves the whole campaign.
+holds the engine, its producers and its workers. A file lives through so many crashes and is then
+worked off, until all have been.
 Prints one JSON line; fails with the first broken promise and keeps the files.
 """
 
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,7 +72,7 @@ def copy_file(source: Path, target: Path) -> Path:
 def recovered(source: Path, target: Path, mode: Mode) -> dict[Key, Row]:
     """What recovery makes of a copy of ``source``; ``target`` is left as if killed right after it."""
     work = copy_file(source, target.with_name(target.name + "-work"))
-    broker = open_broker(str(work), mode=mode)
+    broker = open_broker(str(work), mode=mode, keep_events=keeps_events())
     try:
         assert not broker.recovery.unreadable, broker.recovery.unreadable
         broker.engine._check()
@@ -94,6 +96,10 @@ def check_keys(broker: Any, rows: dict[Key, Row]) -> None:
     caller.close()
 
 
+def keeps_events() -> bool:
+    return bool(os.environ.get("QCORE_JOURNAL"))
+
+
 class Campaign:
     """One file, many crashes."""
 
@@ -107,7 +113,7 @@ class Campaign:
         self.ledger = Ledger(server=mode == "server")
         self.critic = Critic(BrokerCaller)
         self.kills = 0
-        broker = open_broker(str(self.file), mode=mode)
+        broker = open_broker(str(self.file), mode=mode, keep_events=keeps_events())
         caller = BrokerCaller(broker)
         for queue in (QUEUE, TICKS):
             # The same holds for silence.
@@ -150,12 +156,12 @@ class Campaign:
     def finish(self) -> None:
         """Run what is left, in this process, and look at the sum of it all."""
         before = read_rows(copy_file(self.file, self.folder / "crashed.db"))
-        close_broker(open_broker(str(self.file), mode=self.mode))
+        close_broker(open_broker(str(self.file), mode=self.mode, keep_events=keeps_events()))
         self.ledger.check_recovery(before, read_rows(self.file))
         # That was a clean end, so that what is still active is given back uncharged now.
         self.ledger.lapse(time.monotonic_ns())
         log = Log()
-        broker = open_broker(str(self.file), mode="embedded")
+        broker = open_broker(str(self.file), mode="embedded", keep_events=keeps_events())
         try:
             drain(broker, log)
             broker.engine._check()
@@ -164,11 +170,9 @@ class Campaign:
         self.ledger.feed(log.entries)
         self.ledger.check_end(read_rows(self.file))
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         ledger = self.ledger
         return {
-            "mode": self.mode,
-            "seed": self.seed,
             "kills": self.kills,
             "jobs": sum(add.count for add in ledger.adds if add.told_at),
             "deliveries": sum(map(len, ledger.deliveries.values())),
@@ -229,7 +233,7 @@ def drain(broker: Any, log: Log) -> None:
 def _live(path: Path, log_fd: int, seed: int, first: int) -> NoReturn:
     """The process that is to be killed."""
     try:
-        engine = EmbeddedEngine(str(path))
+        engine = EmbeddedEngine(str(path), keep_events=keeps_events())
         log = Log(log_fd)
         load = Load(
             log,
@@ -295,6 +299,7 @@ class Reach:
 def _serve(path: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(path)]
     command += ["--log-level", "error", "--shutdown-timeout-ms", "100"]
+    command += ["--journal"] if keeps_events() else []
     env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
@@ -352,20 +357,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mode", choices=["server", "embedded"], default="server")
     parser.add_argument("--seed", type=int, default=None, help="of the moments and the load; printed")
     parser.add_argument("--longest", type=int, default=400, help="entries between start and kill, at most")
-    parser.add_argument("--folder", type=Path, help="where the files go; default a temporary one")
+    parser.add_argument("--folder", type=Path, help="where the files go; emptied after each file")
+    parser.add_argument("--per-file", type=int, default=50, help="kills that one file lives through")
+    parser.add_argument("--journal", action="store_true", help="keep the events as well")
     options = parser.parse_args(argv)
+    if options.journal:
+        os.environ["QCORE_JOURNAL"] = "1"
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="qcore-crash-"))
-    campaign = Campaign(options.mode, seed, folder, options.longest)
-    try:
-        (run_server if options.mode == "server" else run_embedded)(campaign, options.kills)
-        campaign.finish()
-    except BaseException:
-        print(f"seed {seed}, after {campaign.kills} kills; the files are in {folder}", file=sys.stderr)
-        raise
-    print(json.dumps(campaign.report()), flush=True)
-    if options.folder is None:
+    total: Counter[str] = Counter()
+    for life, left in enumerate(range(options.kills, 0, -options.per_file)):
+        folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="qcore-crash-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        campaign = Campaign(options.mode, seed + life, folder, options.longest)
+        try:
+            run = run_server if options.mode == "server" else run_embedded
+            run(campaign, min(left, options.per_file))
+            campaign.finish()
+        except BaseException:
+            print(f"seed {seed + life}, after {campaign.kills} kills; see {folder}", file=sys.stderr)
+            raise
         shutil.rmtree(folder)
+        oldest_ms = max(total["oldest_loss_ms"], campaign.report()["oldest_loss_ms"])
+        total.update(campaign.report())
+        total["oldest_loss_ms"] = oldest_ms
+    print(json.dumps({"mode": options.mode, "seed": seed, **total}), flush=True)
     return 0
 
 

@@ -378,7 +378,7 @@ def unschedule(log: Log, caller: Caller, n: int) -> None:
 
 
 def _job(producer: int, n: int, rng: Random) -> Request:
-    size = rng.choice([0, 10, 100, 2000]) if rng.random() < 0.97 else rng.randrange(200_000)
+    size = rng.choice([0, 10, 100, 2000]) if rng.random() < 0.99 else rng.randrange(200_000)
     data: Request = {"p": producer, "n": n, "x": rng.randbytes(size)}
     job: Request = {"name": rng.choice(["mail", "image", "n" * 50]), "data": data}
     if rng.random() < 0.3:

@@ -7,6 +7,7 @@ the state after one of them, and none that was confirmed may be missing.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,14 @@ def picture(caller: Caller, part: int) -> dict[str, Any]:
         found[f"GetJobs {queue} 1000"] = {job["id"]: _timeless(job) for job in jobs}
         for cmd in _OF_QUEUE:
             ask(cmd, queue=queue)
+        # Exact counts are of the same cut as the jobs that they count.
+        events = caller.call({"cmd": "GetEvents", "queue": queue, "limit": 1000})["data"]
+        found[f"events {queue}"] = events["count"]
+        # Where they are kept, they are those that are counted.
+        assert len(events["events"]) in (0, events["count"]), events["count"]
+        for kind in ("completed", "failed"):
+            meta = caller.call({"cmd": "Metrics", "queue": queue, "type": kind})["data"]["meta"]
+            found[f"{kind} {queue}"] = meta["count"]
         for key in ("k0", "k1", "k2"):
             ask("GetDeduplicationJobId", queue=queue, key=key, deduplicationId=key)
         for group in ("g0", "g1"):
@@ -307,7 +316,7 @@ class Critic:
                 if _waits(request) and answer[0] and pictures[-1] != pictures[-2]:
                     least = i + 1
         twin.broker.engine._check()
-        broker = open_broker(str(file), mode="server")
+        broker = open_broker(str(file), mode="server", keep_events=bool(os.environ.get("QCORE_JOURNAL")))
         try:
             caller = self._caller_of(broker)
             found = picture(caller, part)

@@ -42,7 +42,8 @@ def test_cases_c021_c027_campaign(mode: str, kills: int) -> None:
     """Whatever was confirmed is there, once; what was removed stays away (C021); the file is whole (C027)."""
     # Another seed each time: a failure names it, and `QCORE_CRASH_SEED` repeats the load.
     seed = os.environ.get("QCORE_CRASH_SEED") or str(random.SystemRandom().randrange(10**6))
-    report = run_campaign("--mode", mode, "--kills", str(kills), "--seed", seed)
+    journal = ["--journal"] if mode == "embedded" else []
+    report = run_campaign("--mode", mode, "--kills", str(kills), "--seed", seed, *journal)
     assert report["kills"] == kills
     # The campaign was one: work was done, and work was under way when the killing came.
     assert report["jobs"] > 10 * kills
