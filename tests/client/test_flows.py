@@ -205,3 +205,21 @@ def test_the_deepest_flow(name: str) -> None:
         assert depth == 100
         with pytest.raises(FlowError, match="children are for trees"):
             flows.chain(Node("n", queue="q", children=[Node("m")]))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3000])
+def test_c053_any_number_of_children(engine_url: str, name: str, n: int) -> None:
+    def process(job: Any) -> Any:
+        if job.name == "child":
+            return job.data["n"]
+        values = job.children_values()
+        assert isinstance(values, dict)
+        return len(values), sum(values.values())
+
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        children = [Node("child", {"n": i}) for i in range(n)]
+        made = flows.add(Node("parent", queue=name, children=children))
+        with Worker(queue, process, concurrency=20, batch_size=100):
+            assert made.job.result(60) == [n, n * (n - 1) // 2]
+        chained = flows.chain(*(Node("child", {"n": i}, queue=name) for i in range(min(n, 2))))
+        assert len(chained) == min(n, 2)
