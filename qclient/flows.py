@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Unpack
 
 from qclient.checks import filled, whole
@@ -75,7 +76,7 @@ class FlowNode:
 class _Entry:
     """A node on its way into the command: where it goes, and what it is tied to."""
 
-    __slots__ = ("children", "depends_on", "id", "meta", "node", "options", "parent", "queue")
+    __slots__ = ("children", "depends_on", "id", "meta", "node", "options", "queue")
 
     def __init__(self, node: Node, queue: str, options: dict[str, object]) -> None:
         self.node = node
@@ -85,7 +86,6 @@ class _Entry:
         self.id = str(uuid.uuid4()) if given is None else str(given)
         self.children: list[str] = []
         self.depends_on: list[str] = []
-        self.parent: _Entry | None = None
         self.meta: dict[str, object] = {}
 
     def no_child(self, where: str) -> None:
@@ -141,25 +141,25 @@ class _Plan:
                 raise FlowError(f"a flow is at most {MAX_FLOW_DEPTH} levels of children deep")
             for i, node in enumerate(parent.node.children):
                 child = self.add(node, parent.queue, f"child {i} of {parent.node.name!r}")
-                if not CHILD_FAILURE_FIELDS & child.options.keys():
-                    child.options["failParentOnFailure"] = True
-                child.parent = parent
-                child.options["parentId"] = parent.id
-                child.meta |= {"__parentId": parent.id, "__parentQueue": parent.queue}
-                parent.children.append(child.id)
-                parent.depends_on.append(child.id)
+                self.tie(child, parent)
                 left.append((child, depth + 1))
-            if parent.children:
-                parent.meta["__childrenIds"] = parent.children
         return top
 
-    def lone(self, node: Node, where: str, after: Sequence[_Entry] = ()) -> _Entry:
-        """A node without children that starts after others have completed."""
+    def tie(self, child: _Entry, parent: _Entry) -> None:
+        """Let the parent wait for the child, and fail with it unless the child says otherwise."""
+        if not CHILD_FAILURE_FIELDS & child.options.keys():
+            child.options["failParentOnFailure"] = True
+        child.options["parentId"] = parent.id
+        child.meta |= {"__parentId": parent.id, "__parentQueue": parent.queue}
+        parent.children.append(child.id)
+        parent.depends_on.append(child.id)
+        parent.meta["__childrenIds"] = parent.children
+
+    def lone(self, node: Node, where: str) -> _Entry:
+        """A node without children of its own."""
         entry = self.add(node, None, where)
         if node.children:
             raise FlowError(f"{where}: children are for trees")
-        entry.no_child(where)
-        entry.depends_on += [other.id for other in after]
         return entry
 
     def packed(self, *, typed: bool, int64: bool) -> bytes:
@@ -227,26 +227,39 @@ class FlowProducer(Closing):
         return [_grown(root, jobs, plan) for root in roots]
 
     def chain(self, *nodes: Node) -> list[Job]:
-        """Add jobs of which each starts when the one before has completed."""
+        """Add jobs of which each starts when the one before has completed.
+
+        That one is its child: ``children_values()`` has its result, and when it fails for good
+        the rest fails with it, unless its ``on_child_failure`` says otherwise.
+        """
         plan = _Plan(None)
-        last: list[_Entry] = []
-        for i, node in enumerate(nodes):
-            entry = plan.lone(node, f"node {i}", last)
-            if last:
-                entry.meta["__flowParentId"] = last[0].id
-            last = [entry]
+        entries = [plan.lone(node, f"node {i}") for i, node in enumerate(nodes)]
+        for before, after in pairwise(entries):
+            plan.tie(before, after)
+            after.meta["__flowParentId"] = before.id
+        if entries:
+            entries[-1].no_child("the last node")
         return list(self._send(plan).values())
 
     def fan_in(self, nodes: Iterable[Node], *, then: Node) -> list[Job]:
-        """Add jobs that run side by side, and one that starts when all of them have completed: the last."""
+        """Add jobs that run side by side, and one that starts when all of them have completed: the last.
+
+        They are its children, as in :meth:`add`.
+        """
         plan = _Plan(None)
         first = [plan.lone(node, f"node {i}") for i, node in enumerate(nodes)]
-        final = plan.lone(then, "then", first)
+        final = plan.lone(then, "then")
+        final.no_child("then")
+        for entry in first:
+            plan.tie(entry, final)
         final.meta["__flowParentIds"] = [entry.id for entry in first]
         return list(self._send(plan).values())
 
     def tree(self, root: Node) -> FlowNode:
-        """Add a tree that runs from its root: the children start when their parent has completed."""
+        """Add a tree that runs from its root: the children start when their parent has completed.
+
+        If that fails for good they wait, until it is started over.
+        """
         plan = _Plan(None)
         top = plan.add(root, None, "root")
         left = [top]

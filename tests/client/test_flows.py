@@ -84,6 +84,29 @@ def test_chains_and_fans(engine_url: str, name: str) -> None:
         assert flows.chain() == []
 
 
+def test_a_chain_and_a_fan_end_with_what_fails_in_them(engine_url: str, name: str) -> None:
+    def process(job: Any) -> Any:
+        if job.name == "bad":
+            raise UnrecoverableError("broken")
+        return [*sorted(job.children_values().values(), key=str), job.name]
+
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        whole = flows.chain(*(Node(step, queue=name) for step in "abc"))
+        broken = flows.chain(*(Node(step, queue=name) for step in ("a", "bad", "c", "d")))
+        ignoring = flows.chain(Node("bad", queue=name, on_child_failure="ignore"), Node("b", queue=name))
+        sides = [Node("bad", queue=name, on_child_failure="remove"), Node("x", queue=name)]
+        fanned = flows.fan_in(sides, then=Node("end", queue=name))
+        with Worker(queue, process, concurrency=4):
+            assert whole[2].result(60) == [[["a"], "b"], "c"]
+            with pytest.raises(JobFailedError, match="broken"):
+                broken[3].result(60)
+            assert ignoring[1].result(60) == ["b"]
+            assert fanned[2].result(60) == [["x"], "end"]
+        assert list(ignoring[1].ignored_children().values()) == ["broken"]
+        with pytest.raises(FlowError, match="the last node: on_child_failure"):
+            flows.chain(Node("a", queue=name), Node("b", queue=name, on_child_failure="ignore"))
+
+
 def test_what_the_failure_of_a_child_does(engine_url: str, name: str) -> None:
     async def process(job: Any) -> Any:
         if job.name == "bad":
