@@ -42,7 +42,7 @@ MAX_COMPLETED_RETENTION_MS = 3_153_600_000_000  # a hundred years
 #: Rows that are read at once where all of them are walked through.
 ARCHIVE_PAGE_ROWS = 512
 #: Between two steps of the walk that looks for completed jobs whose time is over.
-ARCHIVE_TURN_MS = 250
+ARCHIVE_TURN_MS = 20
 #: Such walks begin at least so often while there is something that may be over.
 ARCHIVE_PASS_MOST_MS = 3_600_000
 #: Jobs that a page of a listing may lie behind when it goes into the archive.

@@ -348,6 +348,8 @@ def restore_names(Engine engine not None, list names, list queues, int64_t now_m
             q.paused = bool(fields.get("paused"))
             try:
                 q.floor_seq = fields.get("floor", 0)
+                # A number up to here would belong to what was obliterated.
+                engine.seq = max(engine.seq, q.floor_seq)
                 engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
                 _restore_limits(q, fields, now_ms, now_ns)
             except (ValueError, TypeError, OverflowError, KeyError):

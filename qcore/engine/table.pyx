@@ -599,6 +599,18 @@ cdef class Table:
         assert n == self.n_archived and self.far_ids.n == self.far_seqs.n_used
         self.far_ids._check()
 
+    def _check_order(self):
+        """Check that ids of ours grow with the numbers of jobs, which only a damaged row may break. O(n log n)."""
+        cdef uint32_t slot
+        cdef Job *job
+        cdef list own = []
+        for slot in range(1, self.jobs.fresh):
+            job = self.job_at(slot)
+            if job.state and not job.flags & F_CUSTOM_ID:
+                own.append((job.seq, job.id_hi))
+        own.sort()
+        assert all([one[1] < two[1] for one, two in zip(own, own[1:])]), "ids of ours are not in order"
+
     cdef void c_list_append(self, RunList *list_, uint32_t at, Run *run) noexcept:
         run.prev = list_.tail
         run.next = 0

@@ -465,6 +465,7 @@ class World:
         """The whole state of the broker is that of the model; O(n)."""
         engine, plain = self.broker.engine, self.model.plain
         engine._check()
+        engine._check_order()
         now_ms, now_ns = self.clock.now_ms(), self.clock.now_ns()
         if len(engine) != plain.size() + len(self.model.staged):
             raise Failure(f"{len(engine)} jobs, expected {plain.size()} and {len(self.model.staged)} staged")

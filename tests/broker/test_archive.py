@@ -307,6 +307,16 @@ def test_an_obliterated_queue_leaves_no_row(machine: Machine) -> None:
     assert machine.talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 1
 
 
+def test_numbers_of_an_obliterated_queue_are_not_given_again(machine: Machine) -> None:
+    """What was added after such a restart was taken for a part of the obliterated queue at the next one."""
+    machine.run("", "b", "", "d", "e")
+    machine.talk.good("Obliterate", queue="q")
+    machine.crash()
+    new = machine.talk.good("PUSH", queue="q", name="n")["id"]
+    machine.crash()
+    assert machine.talk.good("GetState", id=new)["state"] == "waiting"
+
+
 def test_rows_of_an_obliterated_queue_are_deleted_without_a_restart(machine: Machine) -> None:
     machine.run("", "b", "c", "", "e", "f")
     machine.run("other", queue="other")
