@@ -1,7 +1,7 @@
 """A client that does all that can be done to queues, one thing after the other, and what it must find.
 
 Each part of the script has queues of its own, and its jobs have ids of its own. After a crash
-an engine of this process, in memory, goes through the same steps: the file must be in
+an engine of this process, with a store in memory, goes through the same steps: the file must be in
 the state after one of them, and none that was confirmed may be missing.
 """
 
@@ -18,6 +18,7 @@ import msgpack
 
 from qcore.broker import open_broker
 from qcore.clock import ManualClock
+from qcore.store.memory import MemoryStore
 from qcore.wire.commands import COMMANDS
 from tests.crash.load import Caller, Entry, Log, Request
 
@@ -58,7 +59,7 @@ def recite(log: Log, caller: Caller, rng: Random, part: int) -> Iterator[None]:
     n = 0
     while True:
         n += 1
-        yield _do(log, caller, part, _request(part, n, held, rng), held)
+        yield _do(log, caller, part, request_of(part, n, held, rng), held)
 
 
 def _do(log: Log, caller: Caller, part: int, request: Request, held: dict[str, str]) -> None:
@@ -87,7 +88,7 @@ def said(reply: Request) -> list[Any]:
 # --- what is asked ---------------------------------------------------------------------------------
 
 
-def _request(part: int, n: int, held: dict[str, str], rng: Random) -> Request:
+def request_of(part: int, n: int, held: dict[str, str], rng: Random) -> Request:
     a, b = queues_of(part)
     queue = a if rng.random() < 0.8 else b
     known = f"part{part}-{rng.randrange(max(1, n - 25), n + 1)}"
@@ -251,11 +252,14 @@ def picture(caller: Caller, part: int) -> dict[str, Any]:
 
 
 class Twin:
-    """An engine in memory that goes through the steps of one part."""
+    """An engine that goes through the steps of one part, and writes each to a store in memory.
+
+    (With a store, since a durable add that another one of its batch replaces was never known.)
+    """
 
     def __init__(self, caller_of: Any) -> None:
         self.clock = ManualClock()
-        self.broker = open_broker(mode="server", clock=self.clock)
+        self.broker = open_broker(store=MemoryStore(), mode="server", clock=self.clock)
         self.caller: Caller = caller_of(self.broker)
         self._held: dict[str, str] = {}
 
