@@ -530,6 +530,32 @@ def test_burst_ends_when_idle(engine_url: str, name: str) -> None:
         assert queue.counts() == Counts(completed=30)
 
 
+# ----------------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize(("batch_size", "prefetch"), [(1, 0), (1000, 0), (10, 7)])
+def test_c007_jobs_start_in_their_order(engine_url: str, name: str, batch_size: int, prefetch: int) -> None:
+    """An urgent one is the next; those that were fetched ahead have started, as far as others see it."""
+    ran: list[int] = []
+    held: list[int] = []
+
+    with Queue(name, engine_url) as queue:
+
+        def work(job: JobContext) -> None:
+            ran.append(job.data)
+            if job.data == 200:
+                queue.add("n", -1, priority=1)
+                held.append(queue.counts().active)
+
+        queue.add_bulk(("n", i) for i in range(400))
+        options: dict[str, Any] = {"batch_size": batch_size, "prefetch": prefetch, "handle_signals": False}
+        assert Worker(name, work, engine_url, burst=True, **options).run() == 0
+        assert queue.counts() == Counts(completed=401)
+    assert [i for i in ran if i >= 0] == list(range(400))
+    assert ran.index(-1) <= 200 + 1 + prefetch
+    assert held[0] <= 1 + prefetch
+
+
 # ---------------------------------------------------------------------- leases
 
 
