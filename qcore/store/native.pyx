@@ -13,12 +13,16 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
+from libc.time cimport time_t
+
+from qcore.store.changelog cimport ENTRY_DELETE, ENTRY_UPDATE, SLOT_BYTES, ChangeLog, Entry, Page
 
 import _sqlite3
 import os
-from qcore.store.base import SIDE_TABLES, pack_rows
+from qcore.store.base import SIDE_TABLES
+from qcore.store import sqlite
 from qcore.store.sqlite import (
-    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, PAGE_BYTES, SqliteStore, commit_fault_of, fault_of,
+    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, SqliteStore, commit_fault_of, fault_of,
 )
 
 cdef extern from "dlfcn.h" nogil:
@@ -26,6 +30,13 @@ cdef extern from "dlfcn.h" nogil:
     void *dlsym(void *handle, const char *name)
     int RTLD_NOW
     int RTLD_NOLOAD
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *t)
+    int CLOCK_MONOTONIC
 
 # The part of sqlite3.h that is used; its interface is stable by promise.
 ctypedef void *Db
@@ -57,11 +68,14 @@ cdef enum:
 
 cdef enum:
     ST_BEGIN, ST_COMMIT, ST_ROLLBACK
-    ST_INSERT, ST_UPDATE, ST_DELETE
+    ST_INSERT, ST_UPDATE, ST_DELETE, ST_DELETE_RUN
     ST_PAYLOAD, ST_DROP
     ST_NAME, ST_QUEUE, ST_NO_QUEUE, ST_META
+    ST_PAGE
     N_STATEMENTS
-    N_SIDE = 18                 # a replacing and a deleting statement for each side table
+    LEAST_RUN = 4               # neighbours that are deleted by one statement
+    MOST_RUN = 256
+    N_SIDE = 32                 # a replacing and a deleting statement for each side table
 
 cdef list _SQL = [
     "BEGIN IMMEDIATE",
@@ -70,18 +84,21 @@ cdef list _SQL = [
     "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES (?,?,?,?,?,?)",
     "UPDATE jobs SET state = ?2, record = ?3, result = ?4 WHERE seq = ?1",
     "DELETE FROM jobs WHERE seq = ?",
+    "DELETE FROM jobs WHERE seq BETWEEN ? AND ?",
     "REPLACE INTO payloads(seq, data) VALUES (?,?)",
     "DELETE FROM payloads WHERE seq = ?",
     "INSERT INTO names(id, text) VALUES (?,?) ON CONFLICT(id) DO UPDATE SET text = excluded.text",
     "REPLACE INTO queues(id, state) VALUES (?,?)",
     "DELETE FROM queues WHERE id = ?",
     "REPLACE INTO meta(key, value) VALUES (?,?)",
+    "REPLACE INTO changelog(n, page) VALUES (?,?)",
 ]
 
 for _table in SIDE_TABLES:
     _SQL.append(f"REPLACE INTO {_table}(key, value) VALUES (?,?)")
     _SQL.append(f"DELETE FROM {_table} WHERE key = ?")
 cdef dict _SIDE_STATEMENTS = {table: N_STATEMENTS + 2 * i for i, table in enumerate(SIDE_TABLES)}
+_SIDE_STATEMENTS["queues"] = ST_QUEUE       # and the one after it
 assert len(_SQL) <= N_STATEMENTS + N_SIDE
 
 cdef Api api
@@ -139,6 +156,8 @@ cdef class _Connection:
         for setting in ("synchronous = NORMAL", "wal_autocheckpoint = 0", f"cache_size = -{CACHE_KIB}",
                         "secure_delete = OFF"):
             self.run_sql("PRAGMA " + setting)
+        for sql_text in sqlite.TRY_TO_WRITE:
+            self.run_sql(sql_text)
         for i in range(<int>len(_SQL)):
             sql = _SQL[i].encode()
             rc = api.prepare_v2(self.db, sql, -1, &self.statements[i], NULL)
@@ -184,33 +203,29 @@ cdef class _Connection:
         api.reset(self.statements[which])
         return rc
 
-    cdef int c_rows(self, const uint8_t *p, Py_ssize_t n, bint payloads) noexcept nogil:
-        """Write packed rows. Bound bytes stay where they are: nothing is copied before SQLite does."""
-        cdef Py_ssize_t pos = 0
+    cdef int c_rows(self, ChangeLog changes) noexcept nogil:
+        """Write staged rows. Bound bytes stay where they are: nothing is copied before SQLite does."""
+        cdef Py_ssize_t i
         cdef RowHead head
         cdef const uint8_t *record
         cdef const uint8_t *data
         cdef const uint8_t *result
         cdef Stmt st
+        cdef Page *page
         cdef bint large
         cdef int rc
-        while pos < n:
-            memcpy(&head, p + pos, sizeof(RowHead))
-            pos += sizeof(RowHead)
-            record = p + pos
-            pos += max(head.record_n, 0)
-            data = p + pos
-            pos += max(head.data_n, 0)
-            result = p + pos
-            pos += max(head.result_n, 0)
+        for i in range(changes.n_direct):
+            record = changes.direct[i]
+            memcpy(&head, record, sizeof(RowHead))
+            record += sizeof(RowHead)
+            data = record + max(head.record_n, 0)
+            result = data + max(head.data_n, 0)
             if head.op == ROW_UPDATE:
-                st = self.statements[ST_UPDATE]
-                api.bind_int64(st, 1, head.seq)
-                api.bind_int64(st, 2, head.state)
-                c_bind(st, 3, record, head.record_n)
-                c_bind(st, 4, result, head.result_n)
-                rc = self.c_step(ST_UPDATE)
-            elif head.op == ROW_INSERT:
+                rc = self.c_update(head.seq, head.state, record, head.record_n, result, head.result_n)
+            elif head.op == ROW_DELETE:     # in the log: all but its payload
+                api.bind_int64(self.statements[ST_DROP], 1, head.seq)
+                rc = self.c_step(ST_DROP)
+            else:
                 large = head.data_n > INLINE_BYTES
                 st = self.statements[ST_INSERT]
                 api.bind_int64(st, 1, head.seq)
@@ -225,15 +240,60 @@ cdef class _Connection:
                     api.bind_int64(st, 1, head.seq)
                     c_bind(st, 2, data, head.data_n)
                     rc = self.c_step(ST_PAYLOAD)
-            else:
-                api.bind_int64(self.statements[ST_DELETE], 1, head.seq)
-                rc = self.c_step(ST_DELETE)
-                if rc == SQLITE_DONE and payloads:
-                    api.bind_int64(self.statements[ST_DROP], 1, head.seq)
-                    rc = self.c_step(ST_DROP)
+            if rc != SQLITE_DONE:
+                return rc
+        for i in range(changes.n_staged):
+            page = changes.staged[i]
+            api.bind_int64(self.statements[ST_PAGE], 1, page.slot)
+            c_bind(self.statements[ST_PAGE], 2, page.bytes, SLOT_BYTES)
+            rc = self.c_step(ST_PAGE)
             if rc != SQLITE_DONE:
                 return rc
         return SQLITE_DONE
+
+    cdef int c_update(self, int64_t seq, int64_t state, const uint8_t *record, int32_t record_n,
+                      const uint8_t *result, int32_t result_n) noexcept nogil:
+        cdef Stmt st = self.statements[ST_UPDATE]
+        api.bind_int64(st, 1, seq)
+        api.bind_int64(st, 2, state)
+        c_bind(st, 3, record, record_n)
+        c_bind(st, 4, result, result_n)
+        return self.c_step(ST_UPDATE)
+
+    cdef int c_delete(self, int64_t first, int64_t last) noexcept nogil:
+        """Delete one row or a run of them."""
+        cdef int which = ST_DELETE
+        if first != last:
+            which = ST_DELETE_RUN
+            api.bind_int64(self.statements[which], 2, last)
+        api.bind_int64(self.statements[which], 1, first)
+        return self.c_step(which)
+
+    cdef int c_fold(self, ChangeLog changes, int64_t most, int64_t end_ns, Py_ssize_t *done) noexcept nogil:
+        """Move rows into their table, until there were ``most`` of them or it is late."""
+        cdef Py_ssize_t i = changes.fold_at, n = min(changes.n_fold, i + most), look = i + 16, run
+        cdef int64_t *seqs = changes.fold_seqs
+        cdef Entry entry
+        cdef int op, rc = SQLITE_DONE
+        while i < n and rc == SQLITE_DONE:
+            op = changes.c_find(seqs[i], &entry)
+            run = 1
+            if op == ENTRY_UPDATE:
+                rc = self.c_update(entry.seq, entry.state, entry.record, entry.record_n, entry.result, entry.result_n)
+            elif op == ENTRY_DELETE:
+                while i + run < n and run < MOST_RUN and seqs[i + run] == seqs[i] + run \
+                        and changes.c_find(seqs[i + run], &entry) == ENTRY_DELETE:
+                    run += 1
+                if run < LEAST_RUN:
+                    run = 1
+                rc = self.c_delete(seqs[i], seqs[i] + run - 1)
+            i += run
+            if i >= look:
+                if c_now_ns() >= end_ns:
+                    break
+                look = i + 16
+        done[0] = i - changes.fold_at
+        return rc
 
     cdef int c_small(self, int which, object first, object second) except -1:
         """Run a statement with an integer or text key and an optional value, under the interpreter lock."""
@@ -254,46 +314,80 @@ cdef class _Connection:
             raise self.fault()
         return 0
 
-    def commit(self, list packed, object cut, bint payloads):
-        """One transaction with all of it, or nothing and a StoreFault."""
-        cdef bytes rows
-        cdef const uint8_t *p
-        cdef Py_ssize_t n
+    cdef int c_begin(self) except -1:
         cdef int rc
         with nogil:
             rc = self.c_step(ST_BEGIN)
         if rc != SQLITE_DONE:
             raise self.fault()
+        return 0
+
+    cdef int c_end(self) except -1:
+        cdef int rc
+        with nogil:
+            rc = self.c_step(ST_COMMIT)
+        if rc != SQLITE_DONE:
+            raise self.fault()
+        return 0
+
+    cdef int c_values(self, list values) except -1:
+        for table, key, value in values:
+            which = _SIDE_STATEMENTS[table]
+            self.c_small(which if value is not None else which + 1, key, value)
+        return 0
+
+    def roll_back(self):
+        if not api.get_autocommit(self.db):     # some errors have rolled back already
+            self.c_step(ST_ROLLBACK)
+
+    def commit(self, ChangeLog changes not None, object cut, list values not None):
+        """One transaction with all that is staged, or nothing and a StoreFault."""
+        cdef int rc
+        self.c_begin()
         try:
-            for rows in packed:
-                p = <const uint8_t *>PyBytes_AS_STRING(rows)
-                n = PyBytes_GET_SIZE(rows)
-                with nogil:
-                    rc = self.c_rows(p, n, payloads)
-                if rc != SQLITE_DONE:
-                    raise self.fault()
-            for key, text in cut.names:
-                self.c_small(ST_NAME, key, text)
-            for key, state in cut.queues:
-                if state is None:
-                    self.c_small(ST_NO_QUEUE, key, None)
-                else:
-                    self.c_small(ST_QUEUE, key, state)
-            for key, value in cut.meta.items():
-                self.c_small(ST_META, key, value)
-            for (table, key), value in cut.side.items():
-                which = _SIDE_STATEMENTS[table]
-                self.c_small(which if value is not None else which + 1, key, value)
             with nogil:
-                rc = self.c_step(ST_COMMIT)
+                rc = self.c_rows(changes)
             if rc != SQLITE_DONE:
                 raise self.fault()
+            if changes.staged_slots:
+                self.c_small(ST_PAGE, 0, changes.staged_first_row)
+            for key, text in cut.names:
+                self.c_small(ST_NAME, key, text)
+            for key, value in cut.meta.items():
+                self.c_small(ST_META, key, value)
+            self.c_values(values)
+            self.c_end()
         except BaseException:
-            if not api.get_autocommit(self.db):     # some errors have rolled back already
-                self.c_step(ST_ROLLBACK)
+            self.roll_back()
             raise
 
+    def fold(self, ChangeLog changes not None, int64_t most, int64_t budget_ns, Py_ssize_t most_values):
+        """Move a slice of the changes in one transaction: (rows, values) that were looked at."""
+        cdef int rc
+        cdef Py_ssize_t n_rows = 0, n_values
+        self.c_begin()
+        try:
+            with nogil:
+                rc = self.c_fold(changes, most, c_now_ns() + budget_ns, &n_rows)
+            if rc != SQLITE_DONE:
+                raise self.fault()
+            n_values, values = changes.fold_values(n_rows, most_values)
+            self.c_values(values)
+            if changes.folds_all(n_rows, n_values):
+                self.c_small(ST_PAGE, 0, changes.first_row_after_fold())
+            self.c_end()
+        except BaseException:
+            self.roll_back()
+            raise
+        return n_rows, n_values
+
 cdef int INLINE_BYTES = INLINE_DATA_BYTES
+
+
+cdef int64_t c_now_ns() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
 
 
 cdef inline int c_bind(Stmt st, int column, const uint8_t *p, int32_t n) noexcept nogil:
@@ -305,7 +399,7 @@ cdef inline int c_bind(Stmt st, int column, const uint8_t *p, int32_t n) noexcep
 class NativeSqliteStore(SqliteStore):
     """A :class:`~qcore.store.sqlite.SqliteStore` whose commits take no interpreter lock.
 
-    Same file, same promises; only :meth:`commit` differs.
+    Same file, same promises; only the way in which rows are written differs.
     """
 
     #: Cuts may carry their rows packed.
@@ -320,33 +414,13 @@ class NativeSqliteStore(SqliteStore):
             self.close()
             raise
 
-    def commit(self, cut, *, sync=False):
-        """Write the whole cut in one transaction, or nothing."""
-        cdef Py_ssize_t size
-        with self._lock:
-            self._check_open()
-            packed = list(cut.packed)
-            lists = pack_rows(cut)
-            if lists:
-                packed.append(lists)
-            has_payloads = self._has_payloads or cut.has_large(INLINE_DATA_BYTES)
-            native = self._native
-            try:
-                if sync is not self._sync_full:
-                    native.run_sql("PRAGMA synchronous = " + ("FULL" if sync else "NORMAL"))
-                    self._sync_full = sync
-                native.commit(packed, cut, has_payloads)
-            except BaseException as error:
-                self._failed_commits += 1
-                self._last_error = str(error)
-                raise
-            self._has_payloads = has_payloads
-            self._last_error = None
-            self._commits += 1
-            self._syncs += sync
-            self._rows += cut.n_jobs
-            size = sum(map(len, packed))
-            self._pages_due -= 2 + min(cut.n_jobs, 2 * size // PAGE_BYTES + 2) + size // PAGE_BYTES
+    def _write(self, cut, values):
+        self._native.commit(self._changes, cut, values)
+
+    def _fold_slice(self):
+        if self._native is None:        # it could not be opened, and the file is closed again
+            return super()._fold_slice()
+        return self._native.fold(self._changes, sqlite.FOLD_ROWS, sqlite.FOLD_SLICE_NS, sqlite.FOLD_VALUES)
 
     def _set(self, setting):
         self._native.run_sql("PRAGMA " + setting)

@@ -2,8 +2,9 @@
 
 The file is in write-ahead mode. Statements carry many rows, since each step of
 SQLite gives the interpreter lock away and has to wait for it again; the sizes are
-fixed, so that every statement is compiled once. The log is checkpointed by hand,
-between commits (see :meth:`SqliteStore.maintain`).
+fixed, so that every statement is compiled once. Changes of rows that exist are appended
+to a log of changes and folded into their tables later (see changelog.pyx). That, and the
+checkpoint of SQLite's own log, is done between commits (see :meth:`SqliteStore.maintain`).
 
 Ownership is an OS lock on ``<file>.lock``, taken before SQLite opens the file and
 dropped by the kernel with the process, so a dead owner never blocks. Other
@@ -21,6 +22,7 @@ import sqlite3
 import stat
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 from urllib.parse import quote
 
-from qcore.errors import ClosedError, EngineBusyError, ForkedError
+from qcore.errors import ClosedError, EngineBusyError, ForkedError, StoreError
 from qcore.store.base import (
     INSERT_WIDTH,
     SIDE_TABLES,
@@ -38,10 +40,12 @@ from qcore.store.base import (
     Row,
     Snapshot,
     StoreFault,
+    pack_rows,
 )
+from qcore.store.changelog import FIRST_SLOTS, ChangeLog
 
 APPLICATION_ID = 0x71636F72  # "qcor"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 PAGE_BYTES = 4096
 CACHE_KIB = 64_000
 BUSY_TIMEOUT_MS = 5_000
@@ -54,6 +58,14 @@ CHECKPOINT_PAGES = 1_000
 #: Cut the log file back once it is larger than this.
 WAL_LIMIT_BYTES = 16 * 1024 * 1024
 
+#: Rows, and small values, that one slice of a fold moves at most ...
+FOLD_ROWS = 512
+FOLD_VALUES = 64
+#: ... and how long it may go on, where that can be looked at.
+FOLD_SLICE_NS = 2_000_000
+#: A fold that failed is tried again after this.
+FOLD_RETRY_S = 1.0
+
 #: Rows of one statement. Alone, 64 are as fast; beside a thread that never pauses each
 #: further statement can wait 5 ms for the interpreter lock.
 MAX_ROWS = 1_024
@@ -61,10 +73,16 @@ MAX_ROWS = 1_024
 #: a statement in the cache keeps its copies.
 HEAVY_BYTES = 64 * 1024
 LOAD_PAGE_ROWS = 1_000
+#: What cannot be opened for writing just now is opened for reading, without a word, and so for ever.
+TRY_TO_WRITE = ("BEGIN IMMEDIATE", f"PRAGMA user_version = {SCHEMA_VERSION}", "ROLLBACK")
+#: A question that a commit has got in the way of is asked so often before it waits for one.
+READ_TRIES = 3
 MIN_SEQ = -(2**63)
 MAX_SEQ = 2**63 - 1
 
 _Step: TypeAlias = tuple[str, Sequence[object]]
+#: Table, key and value of a small value.
+_Value: TypeAlias = tuple[str, int | str, bytes | None]
 
 _log = logging.getLogger("qcore.store")
 
@@ -75,6 +93,7 @@ _FRAME_BYTES = 24 + PAGE_BYTES
 
 _INSERT = "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES "
 _PAYLOAD = "REPLACE INTO payloads(seq, data) VALUES "
+_PAGE = "REPLACE INTO changelog(n, page) VALUES (?,?)"
 _NAME = "INSERT INTO names(id, text) VALUES (?,?) ON CONFLICT(id) DO UPDATE SET text = excluded.text"
 _SELECT = f"""
     SELECT j.seq,
@@ -200,6 +219,13 @@ class SqliteStore:
         self._retry = False
         self._warned = False
         self._last_error: str | None = None
+        self._changes = ChangeLog()
+        self._in_doubt = False  # whether the last commit came through, so whether they are what the file has
+        self._folds = 0
+        self._fold_failing = False
+        self._fold_again_at = 0.0
+        self._seen_commits = 0  # at the last maintenance
+        self._unsettled = True  # something may be in a log that belongs into the file
         self._salt = b""
         self._salt_done = 0  # frames under this salt that are in the file
         self._wal_fd = -1
@@ -291,7 +317,26 @@ class SqliteStore:
             "secure_delete = OFF",
         ):
             con.execute("PRAGMA " + setting).fetchall()
-        self._has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
+        for sql in TRY_TO_WRITE:
+            con.execute(sql)
+        self._restore_changes()
+
+    def _restore_changes(self) -> None:
+        """Begin with the log of changes as the file has it."""
+        changes = ChangeLog()
+        first = self._con.execute("SELECT page FROM changelog WHERE n = 0").fetchone()
+        changes.has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
+        changes.file_bytes = _size_of(self.path)
+        try:
+            changes.restore(
+                first[0] if first else None,
+                self._con.execute("SELECT n, page FROM changelog WHERE n != 0 ORDER BY n"),
+                cast(int | None, self._one("SELECT max(seq) FROM jobs")),
+            )
+        except StoreFault as fault:
+            raise StoreFault(f"{self.path}: {fault}", fault.kind) from None
+        self._changes = changes
+        self._in_doubt = False
 
     def _migrate(self, version: int) -> None:
         """Bring an older schema up to date, one version a transaction."""
@@ -323,6 +368,7 @@ class SqliteStore:
                 queues = self._con.execute(
                     "SELECT id, CAST(state AS BLOB) FROM queues ORDER BY id"
                 ).fetchall()
+                queues = cast(list[tuple[int, bytes]], self._changes.merge_side("queues", queues))
                 meta = {
                     key.decode("utf-8", "replace"): value
                     for key, value in self._con.execute(
@@ -330,12 +376,15 @@ class SqliteStore:
                     )
                 }
                 side = {
-                    table: [
-                        (key.decode("utf-8", "replace") if isinstance(key, bytes) else key, value)
-                        for key, value in self._con.execute(
-                            f"SELECT key, CAST(value AS BLOB) FROM {table} ORDER BY key"
-                        )
-                    ]
+                    table: self._changes.merge_side(
+                        table,
+                        [
+                            (key.decode("utf-8", "replace") if isinstance(key, bytes) else key, value)
+                            for key, value in self._con.execute(
+                                f"SELECT key, CAST(value AS BLOB) FROM {table} ORDER BY key"
+                            )
+                        ],
+                    )
                     for table in SIDE_TABLES
                 }
             except sqlite3.Error as error:
@@ -351,7 +400,8 @@ class SqliteStore:
                     page = self._con.execute(_SCAN, (first, LOAD_PAGE_ROWS)).fetchall()
                 except sqlite3.Error as error:
                     raise _fault(error, self.path) from error
-            yield from page
+                rows = self._changes.merge(page, True)
+            yield from rows
             if len(page) < LOAD_PAGE_ROWS or page[-1][0] == MAX_SEQ:
                 return
             first = page[-1][0] + 1
@@ -360,7 +410,7 @@ class SqliteStore:
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for questions: it waits for no commit, and sees what is committed."""
         with self._read_lock:
-            self._check_open()
+            self._check_usable()
             try:
                 if self._reader is None:
                     self._reader = sqlite3.connect(
@@ -377,26 +427,54 @@ class SqliteStore:
             except sqlite3.Error as error:
                 raise _fault(error, self.path) from error
 
+    def _ask(self, sql: str, parameters: Sequence[object], payloads: bool) -> tuple[list[Row], list[Row]]:
+        """Rows as they lie in the jobs table, and as the log of changes has them.
+
+        Table and log are asked one after the other. Where a commit between the two could
+        make them disagree, they are asked again, and at last with commits held off.
+        """
+        with self._reading() as con:
+            for _ in range(READ_TRIES):
+                changes, stamp = self._changes, self._changes.stamp
+                if stamp < 0 or self._in_doubt:
+                    break
+                found: list[Row] = con.execute(sql, parameters).fetchall()
+                rows = changes.merge(found, payloads)
+                if changes is self._changes and changes.stamp == stamp:
+                    return found, rows
+        with self._lock:
+            self._check_open()
+            try:
+                found = self._con.execute(sql, parameters).fetchall()
+            except sqlite3.Error as error:
+                raise _fault(error, self.path) from error
+            return found, self._changes.merge(found, payloads)
+
     def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
         """Read up to ``limit`` rows in order of seq, from the first that is not below ``first_seq``.
 
         Without ``payloads`` data and results are None, and are not read.
         """
-        with self._reading() as con:
-            return con.execute(_SCAN if payloads else _SCAN_HEADS, (first_seq, max(0, limit))).fetchall()
+        rows: list[Row] = []
+        while (missing := max(0, limit) - len(rows)) > 0:
+            found, merged = self._ask(_SCAN if payloads else _SCAN_HEADS, (first_seq, missing), payloads)
+            rows += merged
+            if len(found) < missing or found[-1][0] == MAX_SEQ:
+                break
+            first_seq = found[-1][0] + 1  # rows that are gone may have lain in the table
+        return rows
 
     def read(self, seqs: Sequence[int]) -> list[Row]:
         """Read single rows, in order of seq; those that do not exist are left out."""
         wanted = sorted(set(seqs))
         rows: list[Row] = []
-        with self._reading() as con:
-            for size, n in _plan(len(wanted)):
-                part = wanted[:n]
-                del wanted[:n]
-                part += part[-1:] * (size - n)
-                rows += con.execute(
-                    f"{_SELECT} WHERE j.seq IN ({','.join('?' * size)}) ORDER BY j.seq", part
-                ).fetchall()
+        for size, n in _plan(len(wanted)):
+            part = wanted[:n]
+            del wanted[:n]
+            part += part[-1:] * (size - n)
+            rows += self._ask(
+                f"{_SELECT} WHERE j.seq IN ({','.join('?' * size)}) ORDER BY j.seq", part, True
+            )[1]
         return rows
 
     def integrity_check(self) -> list[str]:
@@ -414,42 +492,78 @@ class SqliteStore:
 
     def commit(self, cut: Cut, *, sync: bool = False) -> None:
         """Write the whole cut in one transaction, or nothing."""
-        cut = cut.unpacked()
         with self._lock:
             self._check_open()
-            inserts, payloads = _split_payloads(cut.inserts)
-            has_payloads = self._has_payloads or bool(payloads)
-            steps = _steps(cut, inserts, payloads, has_payloads)
-            con = self._con
+            changes = self._changes
             try:
-                if sync is not self._sync_full:
-                    con.execute("PRAGMA synchronous = " + ("FULL" if sync else "NORMAL"))
-                    self._sync_full = sync
-                if len(steps) == 1:  # one statement is a transaction of its own
-                    con.execute(*steps[0])
-                elif steps:
-                    con.execute("BEGIN IMMEDIATE")
-                    for sql, parameters in steps:
-                        con.execute(sql, parameters)
-                    con.execute("COMMIT")
+                lists = pack_rows(cut)
+                packed = [*cut.packed, lists] if lists else cut.packed
+                values: list[_Value] = [("queues", queue, state) for queue, state in cut.queues]
+                values += [(table, key, value) for (table, key), value in cut.side.items()]
+                values = changes.stage(packed, values)
+                if cut.has_large(INLINE_DATA_BYTES):
+                    changes.has_payloads = True
+                self._set_sync(sync)
+                self._write(cut, values)
             except BaseException as error:
+                # An interrupt may have come behind the end of the transaction.
+                self._in_doubt = not isinstance(error, (sqlite3.Error, StoreFault))
+                changes.drop()
                 self._failed_commits += 1
-                self._roll_back()
-                if not isinstance(error, sqlite3.Error):
-                    raise
-                fault = commit_fault_of(getattr(error, "sqlite_errorcode", 0), str(error), self.path)
-                self._last_error = str(fault)
-                raise fault from error
-            self._has_payloads = has_payloads
+                if isinstance(error, sqlite3.Error):
+                    fault = commit_fault_of(getattr(error, "sqlite_errorcode", 0), str(error), self.path)
+                    self._last_error = str(fault)
+                    raise fault from error
+                if isinstance(error, StoreFault):
+                    self._last_error = str(error)
+                raise
+            # New rows follow each other; anything else may lie on a page of its own.
+            n_pages = 1 + changes.n_staged_pages + changes.n_written_bytes // PAGE_BYTES + 2 * len(values)
+            n_pages += changes.n_scattered
+            changes.accept()
             self._last_error = None
             self._commits += 1
             self._syncs += sync
             self._rows += cut.n_jobs
-            # A row may sit on a page of its own.
-            n_pages = 2 + cut.n_jobs
-            for data in payloads[1::2]:
-                n_pages += len(cast(bytes, data)) // PAGE_BYTES
             self._pages_due -= n_pages
+            self._unsettled = True
+
+    def _set_sync(self, sync: bool) -> None:
+        if sync is not self._sync_full:
+            self._set("synchronous = " + ("FULL" if sync else "NORMAL"))
+            self._sync_full = sync
+
+    def _write(self, cut: Cut, values: list[_Value]) -> None:
+        """Write what has been staged, the other parts of the cut and large values, in one transaction."""
+        rows = Cut(packed=[self._changes.written_rows()]).unpacked()
+        inserts, payloads = _split_payloads(rows.inserts)
+        steps: list[_Step] = []
+        _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH, 5)
+        _cut_up(steps, _payload_sql, payloads, 2, 1)
+        _cut_up(steps, _update_sql, rows.updates, UPDATE_WIDTH, 3)
+        _cut_up(steps, _drop_sql, rows.deletes, 1)  # the rows themselves are in the log
+        steps += ((_NAME, name) for name in cut.names)
+        steps += (("REPLACE INTO meta(key, value) VALUES (?,?)", item) for item in cut.meta.items())
+        _add_values(steps, values)
+        steps += ((_PAGE, page) for page in self._changes.staged_pages())
+        if (first := self._changes.staged_first_row) is not None:
+            steps.append((_PAGE, (0, first)))
+        self._run(steps)
+
+    def _run(self, steps: list[_Step]) -> None:
+        """Run statements in one transaction."""
+        con = self._con
+        try:
+            if len(steps) == 1:  # one statement is a transaction of its own
+                con.execute(*steps[0])
+            elif steps:
+                con.execute("BEGIN IMMEDIATE")
+                for sql, parameters in steps:
+                    con.execute(sql, parameters)
+                con.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
 
     def _set(self, setting: str) -> None:
         """Apply a PRAGMA to the connection that commits."""
@@ -460,43 +574,120 @@ class SqliteStore:
             if self._con.in_transaction:  # some errors have rolled back already
                 self._con.execute("ROLLBACK")
 
-    # -- the log
+    # -- folding the changes
+
+    def _fold(self) -> None:
+        """Move one slice of the changes into their tables; nothing has happened when it raises."""
+        changes = self._changes
+        if not changes.begin_fold():
+            return
+        self._set_sync(False)
+        n_rows, n_values = self._fold_slice()
+        changes.advance(n_rows, n_values)
+        self._pages_due -= 2 + n_rows + n_values  # each may lie on a page of its own
+        self._folds += not changes.folding
+        self._unsettled = True
+
+    def _fold_slice(self) -> tuple[int, int]:
+        """Move the next rows and values; how many were looked at."""
+        changes = self._changes
+        n_rows, updates, deletes = changes.fold_rows(FOLD_ROWS)
+        n_values, values = changes.fold_values(n_rows, FOLD_VALUES)
+        steps: list[_Step] = []
+        _cut_up(steps, _update_sql, updates, UPDATE_WIDTH, 3)
+        _cut_up(steps, _delete_sql, deletes, 1)
+        _add_values(steps, values)
+        if changes.folds_all(n_rows, n_values):
+            steps.append((_PAGE, (0, changes.first_row_after_fold())))
+        self._run(steps)
+        return n_rows, n_values
+
+    def _fold_all(self) -> None:
+        """Fold the whole log, before the file is given up."""
+        changes = self._changes
+        while changes.begin_fold():
+            self._fold()
+        if changes.n_slots > FIRST_SLOTS:
+            self._run(
+                [
+                    ("DELETE FROM changelog WHERE n > ?", (FIRST_SLOTS,)),
+                    (_PAGE, (0, changes.first_row_of(FIRST_SLOTS))),
+                ]
+            )
+
+    # -- maintenance
 
     @property
     def wants_maintenance(self) -> bool:
-        """Tell whether enough may have been written to look at the log; costs nothing."""
-        return self._pages_due <= 0 and not self._closed
+        """Tell whether there is something to fold or to checkpoint at once; costs nothing."""
+        if self._closed:
+            return False
+        if self._pages_due <= 0:
+            return True
+        changes = self._changes
+        return (changes.folding or changes.wants_fold) and time.monotonic() >= self._fold_again_at
 
     def maintain(self) -> bool:
-        """Move the log into the file once it holds about 1,000 pages; never raises.
+        """Fold a slice of the changes if that is due, and checkpoint; never raises.
 
+        A checkpoint moves SQLite's log into the file once it holds about 1,000 pages.
         The log file is then written again from its start, or cut back when it had
-        grown: behind a reader that pins it, or by one large cut. Returns True when
-        that did not succeed yet, so that it has to be tried again in a while.
+        grown: behind a reader that pins it, or by one large cut. When nothing was
+        committed since the last call, all that is left is folded and checkpointed.
+        Returns True when something is left, so that it has to be called again in a while.
         """
         with self._lock:
-            if self._closed or self._forked or not (self._pages_due <= 0 or self._retry):
+            if self._closed or self._forked:
                 return False
-            try:
-                self._tidy()
-            except (sqlite3.Error, OSError) as error:
-                self._pages_due = CHECKPOINT_PAGES
-                if not self._retry:
-                    _log.warning("%s: checkpoint failed: %s", self.path, error)
-                self._retry = True
-            else:
-                self._retry = self._pinned
-            return self._retry
+            if self._in_doubt:
+                return True  # the next commit looks what the file has
+            idle = self._commits == self._seen_commits
+            self._seen_commits = self._commits
+            changes = self._changes
+            if (
+                changes.folding or changes.wants_fold or (idle and len(changes))
+            ) and time.monotonic() >= self._fold_again_at:
+                self._try_fold()
+            settle = idle and self._unsettled and not len(changes)
+            if self._pages_due <= 0 or self._retry or settle:
+                self._try_checkpoint(settle)
+            return self._retry or self._unsettled
 
-    def _tidy(self) -> None:
+    def _try_fold(self) -> None:
+        try:
+            self._fold()
+        except Exception as error:
+            self._fold_again_at = time.monotonic() + FOLD_RETRY_S
+            if not self._fold_failing:
+                _log.warning("%s: changes cannot be moved into their tables yet: %s", self.path, error)
+            self._fold_failing = True
+        except BaseException:
+            self._in_doubt = True
+            raise
+        else:
+            self._fold_failing = False
+
+    def _try_checkpoint(self, settle: bool) -> None:
+        try:
+            self._tidy(settle)
+        except (sqlite3.Error, OSError) as error:
+            self._pages_due = CHECKPOINT_PAGES
+            if not self._retry:
+                _log.warning("%s: checkpoint failed: %s", self.path, error)
+            self._retry = True
+        else:
+            self._retry = self._pinned
+
+    def _tidy(self, settle: bool) -> None:
         salt, frames, size = self._frames()
         if salt != self._salt:
             self._salt, self._salt_done = salt, 0
         pending = frames - self._salt_done
         cut_back = size > WAL_LIMIT_BYTES
-        if pending < CHECKPOINT_PAGES and not cut_back:
+        if pending < (1 if settle else CHECKPOINT_PAGES) and not cut_back:
             self._pinned = False
             self._pages_due = CHECKPOINT_PAGES - pending
+            self._unsettled = pending > 0 or len(self._changes) > 0
             return
         # Never wait here for a reader: commits are waiting for this lock.
         self._con.execute("PRAGMA busy_timeout = 0")
@@ -517,6 +708,8 @@ class SqliteStore:
         elif not pinned:
             self._warned = False
         self._pinned = pinned
+        self._unsettled = pinned or len(self._changes) > 0
+        self._changes.file_bytes = _size_of(self.path)
 
     def _frames(self) -> tuple[bytes, int, int]:
         """Return the salt of the log, how many of its frames carry it, and its bytes.
@@ -552,6 +745,9 @@ class SqliteStore:
             "failed_commits": self._failed_commits,
             "rows": self._rows,
             "checkpoints": self._checkpoints,
+            "changelog_rows": len(self._changes),
+            "changelog_bytes": self._changes.n_bytes,
+            "folds": self._folds,
             "last_error": self._last_error,
         }
 
@@ -565,6 +761,9 @@ class SqliteStore:
             self._closed = True
             if self._forked:
                 return
+            with contextlib.suppress(sqlite3.Error, StoreError, MemoryError):
+                self._settle_doubt()
+                self._fold_all()
             with contextlib.suppress(sqlite3.Error):
                 self._con.execute("PRAGMA busy_timeout = 0")
                 self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -588,11 +787,23 @@ class SqliteStore:
             drop_lock(self.path, self._lock_fd)
             self._lock_fd = -1
 
-    def _check_open(self) -> None:
+    def _check_usable(self) -> None:
         if self._forked:
             raise ForkedError("the engine belongs to the parent process; open one of your own")
         if self._closed:
             raise ClosedError("the store is closed")
+
+    def _check_open(self) -> None:
+        """With the lock: that the store can be used, and that the log of changes is what the file has."""
+        self._check_usable()
+        self._settle_doubt()
+
+    def _settle_doubt(self) -> None:
+        if self._in_doubt:
+            try:
+                self._restore_changes()
+            except sqlite3.Error as error:
+                raise _fault(error, self.path) from error
 
     def _disown(self) -> None:
         # In a forked child. The lock of the parent must not outlive it in our copy of
@@ -636,30 +847,14 @@ def _split_payloads(inserts: list[object]) -> tuple[list[object], list[object]]:
     return inserts, payloads
 
 
-def _steps(cut: Cut, inserts: list[object], payloads: list[object], has_payloads: bool) -> list[_Step]:
-    """Return the statements of a transaction, with their parameters."""
-    steps: list[_Step] = []
-    _cut_up(steps, _insert_sql, inserts, INSERT_WIDTH, 5)
-    _cut_up(steps, _payload_sql, payloads, 2, 1)
-    _cut_up(steps, _update_sql, cut.updates, UPDATE_WIDTH, 3)
-    _cut_up(steps, _delete_sql, cut.deletes, 1)
-    if has_payloads:
-        _cut_up(steps, _drop_sql, cut.deletes, 1)
-    for name in cut.names:
-        steps.append((_NAME, name))
-    for queue, state in cut.queues:
-        if state is None:
-            steps.append(("DELETE FROM queues WHERE id = ?", (queue,)))
+def _add_values(steps: list[_Step], values: list[_Value]) -> None:
+    """Append the statements that write small values."""
+    for table, key, value in values:
+        at, column = ("id", "state") if table == "queues" else ("key", "value")
+        if value is None:
+            steps.append((f"DELETE FROM {table} WHERE {at} = ?", (key,)))
         else:
-            steps.append(("REPLACE INTO queues(id, state) VALUES (?,?)", (queue, state)))
-    for item in cut.meta.items():
-        steps.append(("REPLACE INTO meta(key, value) VALUES (?,?)", item))
-    for (table, key), packed in cut.side.items():
-        if packed is None:
-            steps.append((f"DELETE FROM {table} WHERE key = ?", (key,)))
-        else:
-            steps.append((f"REPLACE INTO {table}(key, value) VALUES (?,?)", (key, packed)))
-    return steps
+            steps.append((f"REPLACE INTO {table}({at}, {column}) VALUES (?,?)", (key, value)))
 
 
 def _cut_up(

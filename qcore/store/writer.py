@@ -110,7 +110,10 @@ class Writer:
         again = False
         while True:
             try:
-                task = self._tasks.get(timeout=MAINTENANCE_RETRY_S if again else None)
+                if self._store.wants_maintenance:  # a further slice, unless a cut has come
+                    task = self._tasks.get_nowait()
+                else:
+                    task = self._tasks.get(timeout=MAINTENANCE_RETRY_S if again else None)
             except Empty:
                 task = _MAINTAIN
             if task is None:

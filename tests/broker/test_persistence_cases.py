@@ -291,8 +291,8 @@ def turn(broker: Broker) -> None:
 
 
 def tidy(broker: Broker) -> None:
-    """What the writer of a server does behind each commit."""
-    if broker.store.wants_maintenance:
+    """What the writer of a server does behind a commit, when no other one has come."""
+    while broker.store.wants_maintenance:
         broker.store.maintain()
 
 
@@ -350,11 +350,12 @@ def test_cases_c032_churn_does_not_grow_the_file(home: Home) -> None:
         talk.good("ACK", id=job_id, token=token)
     talk.good("Obliterate", queue="q")
     sizes = []
-    for n in range(0, 6000, 500):
+    for n in range(0, 14_000, 500):
         churn(home, talk, n, 500, removeOnComplete=True)
         sizes.append(home.file.stat().st_size)
         assert home.log_bytes < 2 * CHECKPOINT_PAGES * PAGE_BYTES
-    assert sizes[-1] <= 1.1 * sizes[1]
+    # Rows that are gone keep their place until the log of changes is folded, at 2,048 of them.
+    assert sizes[-1] <= 1.1 * sizes[7]
     home.close()
     con = sqlite3.connect(home.file)
     pages, free = (con.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))

@@ -1,7 +1,8 @@
 """What must be true of a data file after a crash, given what its clients were told.
 
-The file is read without the engine: rows are decoded here a second time, from the
-description of the record in :mod:`qcore.broker.rows`.
+The file is read without engine and store: its rows and its log of changes are decoded
+here a second time, from the descriptions in :mod:`qcore.broker.rows` and
+:mod:`qcore.store.changelog`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from tests.crash.load import FIRST_SCHEDULE, QUEUE, TICKS, Entry, Key, key_of, o
 
 READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED = 1, 2, 3, 4, 5, 6
 _HEAD = struct.Struct("<BBBBIqqdIIIIIII")
+_PAGE = struct.Struct("<QQII")
+UPDATE, DELETE, WRITTEN, SIDE = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +50,94 @@ def _uuid(record: bytes, at: int) -> str:
     return str(uuid.UUID(bytes=struct.pack(">QQ", *struct.unpack_from("<QQ", record, at))))
 
 
+def _numbers(page: bytes, at: int, n: int) -> tuple[list[int], int]:
+    """``n`` numbers of seven bits a byte from ``at`` on, and where they end."""
+    numbers = []
+    for _ in range(n):
+        value = shift = 0
+        while True:
+            value |= (page[at] & 127) << shift
+            shift += 7
+            at += 1
+            if page[at - 1] < 128:
+                break
+        numbers.append(value)
+    return numbers, at
+
+
+Changed = dict[int, tuple[int, bytes, bytes | None] | None]
+Values = dict[tuple[str, int | str], bytes | None]
+
+
+def read_changes(con: sqlite3.Connection) -> tuple[Changed, Values]:
+    """What the log of changes says.
+
+    Of rows, by seq: state, record and result; of small values, by table and key. None of what is gone.
+    """
+    pages = dict(con.execute("SELECT n, page FROM changelog").fetchall())
+    base = int.from_bytes(pages.pop(0)[:8], "little")
+    rows: Changed = {}
+    values: Values = {}
+    for ordinal, page in sorted((_PAGE.unpack_from(page)[0], page) for page in pages.values()):
+        if ordinal < base:
+            continue
+        at, end = _PAGE.size, _PAGE.size + _PAGE.unpack_from(page)[2]
+        while at < end:
+            op = page[at]
+            (number,), at = _numbers(page, at + 1, 1)
+            if op == SIDE:
+                table, key, *value = msgpack.unpackb(page[at : at + number])
+                at += number
+                if value:
+                    values[table, key] = value[0]
+                else:
+                    values.pop((table, key), None)
+                continue
+            seq = number >> 1 ^ -(number & 1)
+            if op == UPDATE:
+                (state, record_n, result_n), at = _numbers(page, at, 3)
+                record = page[at : at + record_n]
+                at += record_n + max(result_n - 1, 0)
+                rows[seq] = (state, record, page[at - result_n + 1 : at] if result_n else None)
+            elif op == DELETE:
+                rows[seq] = None
+            else:
+                assert op == WRITTEN
+                rows.pop(seq, None)
+    return rows, values
+
+
+def read_values(con: sqlite3.Connection, table: str) -> dict[int | str, bytes]:
+    """The small values of a table."""
+    key, value = ("id", "state") if table == "queues" else ("key", "value")
+    found = dict(con.execute(f"SELECT {key}, {value} FROM {table}").fetchall())
+    found |= {key: value for (of, key), value in read_changes(con)[1].items() if of == table}
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def read_rows(path: Path) -> dict[Key, Row]:
     """The producers' jobs by what their data says they are; fails on a double or damaged one."""
     con = sqlite3.connect(path)
     try:
         assert con.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert not con.execute("SELECT seq FROM payloads EXCEPT SELECT seq FROM jobs").fetchall()
-        queues = con.execute("SELECT id, state FROM queues").fetchall()
-        ours = [i for i, state in queues if msgpack.unpackb(state)["name"] in (QUEUE, TICKS)]
+        queues = read_values(con, "queues")
+        ours = [i for i, state in queues.items() if msgpack.unpackb(state)["name"] in (QUEUE, TICKS)]
         found = con.execute(
-            "SELECT j.state, j.record, coalesce(p.data, j.data), j.result FROM jobs j"
+            "SELECT j.seq, j.state, j.record, coalesce(p.data, j.data), j.result FROM jobs j"
             " LEFT JOIN payloads p ON p.seq = j.seq WHERE j.queue IN (?, ?)",
             (*ours, -1, -1)[:2],
         ).fetchall()
+        changes, _ = read_changes(con)
     finally:
         con.close()
     rows: dict[Key, Row] = {}
     ids: set[str] = set()
-    for state, record, data, result in found:
+    for seq, state, record, data, result in found:
+        change = changes.get(seq, (state, record, result))
+        if change is None:
+            continue
+        state, record, result = change
         head = _HEAD.unpack_from(record)
         parts, flags, attempts, max_attempts = head[1], head[4], head[8], head[9]
         stalls, id_n = head[13], head[14]
@@ -85,10 +158,14 @@ def read_schedules(path: Path) -> dict[int, int]:
     """How often each schedule of the load in the file has run."""
     con = sqlite3.connect(path)
     try:
-        found = con.execute("SELECT key, value FROM schedules WHERE key LIKE 's1%'").fetchall()
+        found = read_values(con, "schedules")
     finally:
         con.close()
-    return {int(name[1:]): msgpack.unpackb(value)["executions"] for name, value in found}
+    return {
+        int(str(name)[1:]): msgpack.unpackb(value)["executions"]
+        for name, value in found.items()
+        if str(name).startswith("s1")
+    }
 
 
 @dataclass(slots=True)

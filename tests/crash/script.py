@@ -19,6 +19,7 @@ import msgpack
 from qcore.broker import open_broker
 from qcore.clock import ManualClock
 from qcore.store.memory import MemoryStore
+from qcore.store.sqlite import SqliteStore
 from qcore.wire.commands import COMMANDS
 from tests.crash.load import Caller, Entry, Log, Request
 
@@ -342,11 +343,12 @@ class Critic:
         if not self._gone:
             return
         newest = sorted(self._gone)[-4:]
+        SqliteStore(file).close()  # so that everything lies in its table
         con = sqlite3.connect(file)
         try:
             tables = [name for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-            # Names keep their numbers, and evidence is a log: its end undoes what stands before.
-            for table in set(tables) - {"names", "evidence"}:
+            # Names keep their numbers, and two are logs: their ends undo what stands before.
+            for table in set(tables) - {"names", "evidence", "changelog"}:
                 for row in con.execute(f"SELECT * FROM {table}"):
                     if table == "queues" and msgpack.unpackb(row[1]).keys() == {"name"}:
                         continue

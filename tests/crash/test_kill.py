@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from qclient import JobContext, Queue, Worker
+from qcore.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,6 +185,7 @@ def test_cases_c006_active_rows_without_a_live_lease_are_repaired(
         assert talk.call("PULL", queue="q", owner="gone", lockTtl=400)["job"]["name"] == name
     talk.call("PUSH", queue="other", name="n", data={}, durable=True)
     server.kill()
+    SqliteStore(file).close()  # so that every row lies in its table
     now = int(time.time() * 1000)
     with sqlite3.connect(file) as con:
         rows = con.execute("SELECT seq, record FROM jobs WHERE state = 3 ORDER BY seq").fetchall()
