@@ -14,13 +14,13 @@ from harness import HANG_S, HERE, SampleFailed, Server, Setup, checked, run_json
 
 CONCURRENCY = 50
 
-_SERVERS = {"ours": "ours", "bunqueue": "bunqueue", "bullmq": "redis"}
+_SERVERS = {"ours": "ours", "bunqueue": "bunqueue", "bunqueue on ours": "ours", "bullmq": "redis"}
 
 
 def _worker(setup: Setup, who: str) -> list[str]:
     if who == "ours":
         return [sys.executable, str(HERE / "drain_worker.py")]
-    if who == "bunqueue":
+    if who.startswith("bunqueue"):
         return [setup.bun, str(HERE / "js" / "worker.mjs")]
     return ["node", str(HERE / "js" / "bullmq_worker.mjs")]
 

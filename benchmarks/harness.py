@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -73,9 +74,9 @@ def prepare(node: Path | None, scratch: Path | None) -> Setup:
     """Compile the load client into a scratch folder."""
     base = Path(tempfile.mkdtemp(prefix="qcore-bench-", dir=scratch))
     client = base / "rawload"
-    compiler = os.environ.get("CC", "cc")
+    compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-O2"]
-    subprocess.run([compiler, *flags, "-o", client, HERE / "rawload.c"], check=True)
+    subprocess.run([*compiler, *flags, "-o", client, HERE / "rawload.c"], check=True)
     return Setup(node=node, tools=base, scratch=base)
 
 
@@ -187,6 +188,8 @@ def _command(
     }
     if disk:
         env["BUNQUEUE_DATA_PATH"] = str(folder / "queue.db")
+    if kind == "echo":
+        return [sys.executable, str(HERE / "echo_server.py"), str(port)], {}
     if kind == "ours":
         return [sys.executable, "-m", "qcore.server"], env
     env["HTTP_PORT"] = str(free_port())
@@ -195,7 +198,7 @@ def _command(
 
 @contextmanager
 def server(setup: Setup, kind: str, disk: bool) -> Iterator[Server]:
-    """A fresh ``ours``, ``bunqueue`` or ``redis``, ready to be connected to."""
+    """A fresh ``ours``, ``bunqueue``, ``redis`` or ``echo``, ready to be connected to."""
     port = free_port()
     with setup.folder() as folder:
         command, env = _command(setup, kind, disk, port, folder)
@@ -225,6 +228,17 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
         else:
             return
     raise SampleFailed("the server does not listen")
+
+
+@contextmanager
+def pinned(cores: int) -> Iterator[None]:
+    """Processes that are started here stay on so many cores; all of them for 0."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[: cores or None])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def waiting_jobs(port: int) -> int:

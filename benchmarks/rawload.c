@@ -6,6 +6,10 @@
  *   rawload PORT drain N COUNT CONNS [results]
  *         on each of CONNS connections: PULLB of COUNT jobs under a lease, then ACKB of them,
  *         and so on; with "results" each job is acknowledged with a null result
+ *   rawload PORT idle  N                     a PULL waits, a PUSH on another connection serves it: until
+ *         the job is here, N times, after 200 that are not timed
+ *   rawload PORT late  N DELAY_MS            N jobs due 5 ms apart, pulled by a PULL that waits: how long
+ *         after its time (the job's runAt) each is here
  *
  * A frame is a big-endian 32-bit length and one MessagePack map. A job's data is
  * {"i": number, "text": 100 letters}. Each job drained is ticked off by its number:
@@ -236,6 +240,8 @@ static long whole_number(const unsigned char *p)
         return t;
     if (t >= 0xcc && t <= 0xce)
         return be_uint(p, 1 << (t - 0xcc));
+    if (t == 0xcf)
+        return (long)((uint64_t)be_uint(p, 4) << 32 | be_uint(p + 4, 4));
     if (t == 0xcb) {
         uint64_t bits = (uint64_t)be_uint(p, 4) << 32 | be_uint(p + 4, 4);
         double d;
@@ -412,6 +418,13 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static void percentiles(double *took, long n, double *p50_us, double *p99_us)
+{
+    qsort(took, (size_t)n, sizeof *took, by_size);
+    *p50_us = 1e6 * took[n / 2];
+    *p99_us = 1e6 * took[n * 99 / 100];
+}
+
 static double run_seq(int port, long n, bool durable, double *p50_us, double *p99_us)
 {
     struct link l;
@@ -431,9 +444,95 @@ static double run_seq(int port, long n, bool durable, double *p50_us, double *p9
             took[i] = now_s() - before;
     }
     start = now_s() - start;
-    qsort(took, (size_t)n, sizeof *took, by_size);
-    *p50_us = 1e6 * took[n / 2];
-    *p99_us = 1e6 * took[n * 99 / 100];
+    percentiles(took, n, p50_us, p99_us);
+    return start;
+}
+
+/* A PULL that waits for at most 10 s. It is at the server when the Ping behind it is answered. */
+static void wait_for_job(struct link *l, long request, bool *asked)
+{
+    size_t at = frame_begin(&out, 5, "PULL", "bench");
+    put_word(&out, "timeout");
+    put_uint(&out, 10000);
+    put_pair(&out, "owner", "rawload");
+    frame_end(&out, at, request);
+    if (asked) {
+        at = frame_begin(&out, 2, "Ping", NULL);
+        frame_end(&out, at, request);
+    }
+    send_all(l, &out);
+    if (asked)
+        *asked = field(wait_reply(l), "job") == NULL;
+}
+
+static const unsigned char *job_of(struct link *l)
+{
+    const unsigned char *job = field(wait_reply(l), "job");
+    if (!job || *job == 0xc0)
+        fail("a PULL that waited came back without a job");
+    return job;
+}
+
+static double run_idle(int port, long n, bool *ok, double *p50_us, double *p99_us)
+{
+    struct link puller, pusher;
+    double *took = calloc((size_t)n, sizeof *took), start = 0, before;
+    long i;
+    bool asked;
+    if (!took)
+        fail("out of memory");
+    dial(&puller, port);
+    dial(&pusher, port);
+    for (i = -SEQ_WARMUP; i < n; i++) {
+        if (i == 0)
+            start = now_s();
+        wait_for_job(&puller, i, &asked);
+        *ok = *ok && asked;
+        put_push(i < 0 ? n - i : i, false);
+        before = now_s();
+        send_all(&pusher, &out);
+        job_of(&puller);
+        if (i >= 0)
+            took[i] = now_s() - before;
+        wait_reply(&pusher);
+    }
+    start = now_s() - start;
+    percentiles(took, n, p50_us, p99_us);
+    return start;
+}
+
+static double run_late(int port, long n, long delay_ms, double *p50_us, double *p99_us)
+{
+    struct link puller, pusher;
+    double *took = calloc((size_t)n, sizeof *took), start;
+    long i;
+    if (!took)
+        fail("out of memory");
+    dial(&puller, port);
+    dial(&pusher, port);
+    start = now_s();
+    for (i = 0; i < n; i++) {
+        size_t at = frame_begin(&out, 6, "PUSH", "bench");
+        put_job(&out, i);
+        put_word(&out, "delay");
+        put_uint(&out, (uint32_t)(delay_ms + 5 * i));
+        frame_end(&out, at, i);
+    }
+    send_all(&pusher, &out);
+    for (i = 0; i < n; i++)
+        wait_reply(&pusher);
+    for (i = 0; i < n; i++) {
+        struct timespec t;
+        const unsigned char *due;
+        wait_for_job(&puller, i, NULL);
+        due = field(job_of(&puller), "runAt");
+        clock_gettime(CLOCK_REALTIME, &t);
+        if (!due)
+            fail("a job without runAt");
+        took[i] = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec - 1e-3 * (double)whole_number(due);
+    }
+    start = now_s() - start;
+    percentiles(took, n, p50_us, p99_us);
     return start;
 }
 
@@ -569,8 +668,12 @@ int main(int argc, char **argv)
         seconds = run_seq(port, n, argc == 5, &p50_us, &p99_us);
     else if (!strcmp(what, "drain") && (argc == 6 || argc == 7))
         seconds = run_drain(port, n, atoi(argv[4]), atoi(argv[5]), argc == 7, &ok);
+    else if (!strcmp(what, "idle") && argc == 4)
+        seconds = run_idle(port, n, &ok, &p50_us, &p99_us);
+    else if (!strcmp(what, "late") && argc == 5)
+        seconds = run_late(port, n, atol(argv[4]), &p50_us, &p99_us);
     else {
-        fprintf(stderr, "usage: rawload PORT push|pushb|seq|drain N ... (see the head of the source)\n");
+        fprintf(stderr, "usage: rawload PORT push|pushb|seq|drain|idle|late N ... (see the head of the source)\n");
         return 2;
     }
     getrusage(RUSAGE_SELF, &used);

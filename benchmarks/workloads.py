@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from drains import drain
-from harness import HERE, SampleFailed, Setup, checked, run_json, server, waiting_jobs
+from harness import HERE, SampleFailed, Setup, checked, pinned, run_json, server, waiting_jobs
 
 Sampler = Callable[[Setup], Mapping[str, float]]
 
@@ -58,12 +58,12 @@ def our_script(name: str, *options: str, file: bool = False) -> Sampler:
     return sample
 
 
-def raw(kind: str, disk: bool, what: str, n: int, *options: object) -> Sampler:
+def raw(kind: str, disk: bool, what: str, n: int, *options: object, cores: int = 0) -> Sampler:
     """The C client on a fresh server. What was pushed is drained afterwards, to see each job once."""
 
     def sample(setup: Setup) -> Mapping[str, float]:
         client = str(setup.tools / "rawload")
-        with server(setup, kind, disk) as srv:
+        with pinned(cores), server(setup, kind, disk) as srv:
 
             def load(*words: object) -> dict[str, float]:
                 return checked(run_json(setup, [client, str(srv.port), *map(str, words)]))
@@ -73,8 +73,10 @@ def raw(kind: str, disk: bool, what: str, n: int, *options: object) -> Sampler:
             srv.mark()
             figures = load(what, n, *options)
             figures |= srv.used(n)
+            if kind == "echo" or what in ("idle", "late"):
+                return figures  # the client has seen each reply and each job
             left = waiting_jobs(srv.port)
-            if left != (0 if what == "drain" else n + 200 if what == "seq" else n):
+            if left != (n if what in ("push", "pushb") else n + 200 if what == "seq" else 0):
                 raise SampleFailed(f"{left} jobs wait after {what} of {n}")
             if what in ("push", "pushb"):
                 load("drain", n, 100, 4)
@@ -139,6 +141,21 @@ def server_load(
     )
 
 
+def latency(
+    name: str, title: str, what: str, n: int, *options: object, peer: str = "bunqueue", cores: int = 0
+) -> Workload:
+    return Workload(
+        f"latency/{name}",
+        f"server in memory, C client: {title}",
+        (
+            Metric("p50_us", "median", "us", False, {"echo": 1 / 1.3} if peer == "echo" else {}),
+            Metric("p99_us", "99th percentile", "us", False),
+        ),
+        {peer: raw(peer, False, what, n, *options, cores=cores)},
+        {"": raw("ours", False, what, n, *options, cores=cores)},
+    )
+
+
 def _workloads() -> list[Workload]:
     out = [
         engine("engine/one-by-one", "engine, 50,000 calls each", "one-by-one", "engine.mjs", 50_000, ENGINE),
@@ -176,6 +193,28 @@ def _workloads() -> list[Workload]:
             ]
         out.append(server_load("seq", "one PUSH at a time", disk, "seq", 5000))
     out.append(server_load("seq-durable", "one durable PUSH at a time", True, "seq", 2000, "durable"))
+    for cores in (1, 2):
+        title = f"one PUSH at a time beside a bare echo, pinned to {cores} of the cores"
+        out.append(latency(f"echo-{cores}", title, "seq", 5000, peer="echo", cores=cores))
+    out += [
+        latency("idle", "a PULL that waits, until its job is here", "idle", 2000),
+        latency("late", "delayed jobs, from their time until they are here", "late", 1000, 200),
+    ]
+    for disk in (False, True):
+        n = 100_000
+        out.append(
+            Workload(
+                f"their-worker/{'disk' if disk else 'memory'}",
+                f"bunqueue's worker on our server {'on disk' if disk else 'in memory'}, beside its own",
+                (
+                    Metric("drain", "drain", target={"bunqueue": 1}),
+                    Metric("server_cpu_us", "server's processor time", "us/job", False, {"bunqueue": 1}),
+                    Metric("worker_cpu_us", "worker's processor time", "us/job", False),
+                ),
+                {"bunqueue": drained("bunqueue", disk, n)},
+                {"": drained("bunqueue on ours", disk, n)},
+            )
+        )
     for disk in (False, True):
         n = 100_000
         out.append(

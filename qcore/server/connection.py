@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Callable
+from typing import Literal
 
 from qcore.broker.session import Session
 from qcore.errors import described
@@ -91,16 +91,19 @@ class Connection:
             return False
         if not data:
             return False
-        return self._run(lambda: self.session.feed(data))
+        return self._feed(data)
 
-    def _run(self, step: Callable[[], None]) -> bool:
+    def _feed(self, data: bytes) -> bool:
         try:
-            step()
+            self.session.feed(data)
         except Exception as fault:
-            # A fault of ours costs this connection, not the server.
-            logger.error("a request broke its session: %s", described(fault))
-            return False
+            return self._broken(fault)
         return True
+
+    def _broken(self, fault: Exception) -> Literal[False]:
+        """A fault of ours costs this connection, not the server."""
+        logger.error("a request broke its session: %s", described(fault))
+        return False
 
     def send(self) -> bool:
         """Write what there is. False when the connection is to be closed now."""
@@ -146,10 +149,15 @@ class Connection:
 
     def _sent(self) -> bool:
         """Everything is out: go on with requests that waited for that. False when this was the end."""
-        if self.session.backlogged:
+        session = self.session
+        if session.backlogged:
             self.resumed = True
-            return self._run(self.session.resume)
-        return not self.session.closing
+            try:
+                session.resume()
+            except Exception as fault:
+                return self._broken(fault)
+            return True
+        return not session.closing
 
     def close(self, *, release: bool = True) -> None:
         if not self.closed:

@@ -136,7 +136,7 @@ class Server:
         if self._backups is not None:
             self._backups.start()
         try:
-            while not self._finished():
+            while not (self._stopping and self._finished()):
                 self._turn()
         finally:
             self._shut_down()
@@ -147,8 +147,6 @@ class Server:
         self._wake()
 
     def _finished(self) -> bool:
-        if not self._stopping:
-            return False
         if not self._stop_at_ns:
             logger.info("stopping: no new work is given out")
             self._stop_at_ns = time.monotonic_ns() + self.options.shutdown_timeout_ms * 1_000_000
@@ -215,7 +213,8 @@ class Server:
                 key.data()
         if self._reload:
             self._reload_now()
-        self._release_commits()
+        if self._done:
+            self._release_commits()
 
     def _begin_turn(self) -> float | None:
         """What is due and what the last turn left to send; how long select may sleep."""
@@ -279,18 +278,21 @@ class Server:
         return alive
 
     def _send(self) -> None:
-        self._touched |= self._more  # these had their share of the last turn
-        self._more.clear()
-        while self._touched:
-            touched, self._touched = self._touched, set()
+        if self._more:
+            self._touched |= self._more  # these had their share of the last turn
+            self._more.clear()
+        while touched := self._touched:
+            self._touched = set()
             for connection in touched:
                 if connection.closed:
                     continue
                 if not connection.send():
                     self._drop(connection)
                     continue
-                self._watch(connection)
-                if connection.resumed or (connection.session.has_output and not connection.unsent):
+                session = connection.session
+                if connection.events != selectors.EVENT_READ or connection.unsent or session.backlogged:
+                    self._watch(connection)
+                if connection.resumed or (session.has_output and not connection.unsent):
                     # What it ran just now may be due, or wait for a commit: that is the next turn's pump.
                     connection.resumed = False
                     self._more.add(connection)

@@ -184,7 +184,7 @@ class TlsConnection(Connection):
                 return False
         if plain:
             whole = plain[0] if len(plain) == 1 else b"".join(plain)
-            alive &= self._run(lambda: self.session.feed(whole))
+            alive &= self._feed(whole)
         return alive
 
     def _shake_hands(self) -> bool:
