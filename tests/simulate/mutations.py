@@ -123,8 +123,8 @@ MUTATIONS = (
     Mutation(
         "a pull that has got its jobs gets more",
         BROKER + "core.pyx",
-        "self.c_end_wait(wait)\n                self.c_notify(wait.outlet)\n                if first:",
-        "self.c_notify(wait.outlet)\n                if first:",
+        "self.c_end_wait(wait)\n                self.c_notify(wait.outlet)\n                if first.n:",
+        "self.c_notify(wait.outlet)\n                if first.n:",
     ),
     Mutation(
         "a lease is longer after a restart when the clock was set back",
