@@ -161,6 +161,8 @@ class EmbeddedEngine:
                     continue
             if broker.durable and broker.store.wants_maintenance:
                 broker.store.maintain()
+                if broker.store.wants_maintenance:
+                    continue  # a further slice, behind what has come meanwhile
             seconds = _LONGEST_SLEEP_S if seconds is None else min(seconds, _LONGEST_SLEEP_S)
             self._wakes_at_ns = time.monotonic_ns() + int(seconds * 1e9)
             # What came in meanwhile looked at the old time.

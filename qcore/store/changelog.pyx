@@ -38,10 +38,10 @@ cdef enum:
 
 #: The log is folded when it says something of so many rows, and of so many in each neighbourhood ...
 FOLD_ROWS = 2048
-ROWS_A_BLOCK = 10
-#: ... or when it has so many pages, and each neighbourhood has this part of a page in it ...
+ROWS_A_BLOCK = 16
+#: ... or when it has so many pages, and one for each neighbourhood ...
 FOLD_PAGES = 256
-BLOCKS_A_PAGE = 5
+BLOCKS_A_PAGE = 1
 #: ... or so many, and that many for each neighbourhood: the same rows over and over ...
 FOLD_FEW_PAGES = 32
 PAGES_A_BLOCK = 4
