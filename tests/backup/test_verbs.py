@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,37 @@ def test_now_list_status_restore(
     assert [Path(path).parent for path in done.document["old"]] == [tmp_path]
     assert rows(data) == before
     assert backup("now", "--keep", "1").out.count("removed") == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "restored"), [("y", True), ("yes", True), ("n", False), ("", False)])
+def test_a_restore_over_a_file_asks_on_a_terminal(
+    backup: Callable[..., Done],
+    make_data: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    restored: bool,
+) -> None:
+    data = make_data(3)
+    options = ("--data", str(data), "--to", str(tmp_path / "b"))
+    assert backup("now", *options).code == 0
+    before = rows(data)
+    make_data(1)
+    after = rows(data)
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    done = backup("restore", "latest", *options)
+    assert str(data) in done.err
+    assert done.code == (0 if restored else 1)
+    assert rows(data) == (before if restored else after)
+    # Where there is nothing to replace there is nothing to ask.
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    drill = str(tmp_path / "drill.db")
+    assert backup("restore", "latest", "--data", drill, *options[2:]).code == 0
 
 
 def test_exit_codes(
