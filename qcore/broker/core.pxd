@@ -22,6 +22,7 @@ cdef class Outlet:
     cdef Writer out             # frames ready to be sent
     cdef Writer held            # replies to changes of the gathering cut
     cdef Writer held_adds       # replies to durable adds of the gathering cut
+    cdef bint adds_away         # there are some of the cut that is being committed
     cdef bint holding           # listed in Broker.holding
     cdef Writer told            # events that wait for the commit of their changes; None: never listened
     cdef bint telling           # listed in Broker.telling

@@ -825,6 +825,7 @@ cdef class Broker:
             self.unwritten = None
         for outlet in self.holding:
             outlet.holding = False
+            outlet.adds_away = outlet.held_adds.n > 0
             flight.append((outlet, outlet.held.take(), outlet.held_adds.take()))
         self.holding = []
         self.flight_told = []
@@ -898,6 +899,7 @@ cdef class Broker:
                         self.engine.c_forget(slot)
             self.flight_cut = None
             for outlet, held, held_adds in flight:
+                outlet.adds_away = False
                 if outlet.closed:
                     continue
                 if error is None:

@@ -23,7 +23,8 @@ cdef class Session(Outlet):
     cdef list chunks                # what came after it
     cdef Py_ssize_t n_chunks
     cdef readonly int64_t n_frames  # requests so far
-    cdef readonly bint backlogged   # requests wait until the output has been taken
+    cdef readonly bint backlogged   # requests wait until the output has been taken, or the adds before them count
+    cdef bint in_order              # no request runs before the adds in front of it count
     cdef public bint authenticated
     cdef readonly object settings
     # request rate
@@ -45,6 +46,7 @@ cdef class Session(Outlet):
     cdef uint32_t c_most(self) noexcept
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1
+    cdef bint c_behind_adds(self) noexcept
     cdef bint c_admit_request(self) noexcept
     cdef int c_generic(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef int c_hot(self, const unsigned char *p, Py_ssize_t n) except -1

@@ -70,6 +70,27 @@ cdef inline bint _is(const unsigned char *key, Py_ssize_t n, const char *name, P
     return n == name_n and memcmp(key, name, n) == 0
 
 
+cdef bint _overtakes(const unsigned char *p, Py_ssize_t n) noexcept:
+    """Whether a request may run while adds in front of it wait for their commit: it cannot see their jobs."""
+    cdef Py_ssize_t pos, fields, k
+    cdef const unsigned char *key
+    pos = c_map(p, 0, n, &fields)
+    if pos < 0 or fields == 0:
+        return False
+    pos = c_str(p, pos, n, &key, &k)
+    if pos < 0 or not _is(key, k, b"cmd", 3):
+        return False
+    pos = c_str(p, pos, n, &key, &k)
+    if pos < 0:
+        return False
+    return (
+        _is(key, k, b"PUSH", 4) or _is(key, k, b"PUSHB", 5) or _is(key, k, b"PUSHF", 5)
+        or _is(key, k, b"ACK", 3) or _is(key, k, b"ACKB", 4) or _is(key, k, b"FAIL", 4)
+        or _is(key, k, b"JobHeartbeat", 12) or _is(key, k, b"JobHeartbeatB", 13)
+        or _is(key, k, b"Heartbeat", 9) or _is(key, k, b"Ping", 4)
+    )
+
+
 cdef inline int _raw(Writer w, bytes piece) except -1:
     return w.c_raw(PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
 
@@ -88,12 +109,13 @@ cdef class Session(Outlet):
     :meth:`feed` takes any slice of the incoming stream and runs every whole frame in it;
     :meth:`take` gives the reply bytes that may be sent now. ``on_output`` is called, without
     the lock, when output appears at another time: a long poll's job, a reply after its commit.
-    Thread-safe.
+    With ``in_order`` requests that could see jobs of durable adds in front of them wait for the
+    commit of those; else they run at once and do not see them. Thread-safe.
     """
 
     def __cinit__(self, Broker broker not None, object on_output=None, *, bint authenticated=True,
                   int64_t rate_max=0, int64_t rate_window_ms=60_000, Py_ssize_t max_waits=limits.DEFAULT_MAX_WAITS,
-                  object settings=None):
+                  object settings=None, bint in_order=False):
         self.broker = broker
         self.on_output = on_output
         self.out = Writer()
@@ -105,6 +127,7 @@ cdef class Session(Outlet):
         # One slice more than the window is long: the oldest of them is only partly inside it.
         self.rate_slice_ns = rate_window_ms * 1000000 // (RATE_SLICES - 1) + 1
         self.settings = settings
+        self.in_order = in_order
         self.state = {}
         broker.adopt(self)
 
@@ -162,13 +185,18 @@ cdef class Session(Outlet):
         return 0
 
     def resume(self):
-        """Go on with the requests that waited for room, once the output has been taken."""
+        """Go on with the requests that waited for room, once the output has been taken, or for a commit."""
         cdef bytes whole
-        if self.backlogged and not self.closed:
+        if self.backlogged and not self.closed and not self.behind_adds:
             self.backlogged = False
             whole = self.pending + b"".join(self.chunks)
             self.pending = None
             self.c_run(whole)
+
+    @property
+    def behind_adds(self):
+        """Whether requests that see durable adds would have to wait for the commit of these."""
+        return self.c_behind_adds()
 
     @property
     def partial(self):
@@ -199,6 +227,9 @@ cdef class Session(Outlet):
 
     def close(self, *, bint release=True):
         """The connection ended. Its waits end; with ``release`` its unrenewed deliveries go back."""
+        if release and self.backlogged and self.c_behind_adds():
+            self.in_order = False   # what the peer has written runs, whether or not it waits for the replies
+            self.resume()
         self.broker.dismiss(self, release=release)
         self.pending = None
         self.chunks = None
@@ -225,6 +256,9 @@ cdef class Session(Outlet):
                 break
             if <Py_ssize_t>size > n - pos - 4:
                 break
+            if self.c_behind_adds() and not _overtakes(p + pos + 4, size):
+                self.backlogged = True
+                break
             self.c_frame(p + pos + 4, size)
             pos += 4 + size
         used[0] = pos
@@ -240,6 +274,9 @@ cdef class Session(Outlet):
         if self.authenticated and self.c_hot(p, n) == SERVED:
             return 0
         return self.c_generic(p, n)
+
+    cdef bint c_behind_adds(self) noexcept:
+        return self.in_order and (self.held_adds.n > 0 or self.adds_away)
 
     cdef bint c_admit_request(self) noexcept:
         """A sliding window in slices: never more than the maximum in any window."""

@@ -151,6 +151,8 @@ class Connection:
         """Everything is out: go on with requests that waited for that. False when this was the end."""
         session = self.session
         if session.backlogged:
+            if session.behind_adds:
+                return True  # it has output again when their commit is over
             self.resumed = True
             try:
                 session.resume()

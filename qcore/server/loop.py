@@ -341,6 +341,7 @@ class Server:
                 rate_window_ms=self.options.rate_window_ms,
                 max_waits=self.options.max_waits,
                 settings=self._sessions,
+                in_order=True,
             )
             self._connections.add(connection)
             connection.events = selectors.EVENT_READ

@@ -17,6 +17,7 @@ TOKENS = "golden-token,second-token"
 NEEDS: dict[str, dict[str, str]] = {
     "": {},
     "auth": {"AUTH_TOKENS": TOKENS},
+    "limit": {"RATE_LIMIT_MAX_REQUESTS": "20"},
     "hooks": {"QCORE_WEBHOOK_ALLOW": "127.0.0.0/8"},
 }
 

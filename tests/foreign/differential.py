@@ -342,6 +342,8 @@ class Varier:
         rng = self.rng
         if name == "timeout" and request.get("cmd") == "PUSH":
             return 60000
+        if name == "parentId" and request.get("cmd") == "PUSH":
+            return None  # there a parent waits for UpdateParent only
         if {name, *request} >= {"ttl", "timestamp"}:
             return None  # over before it began, and here such a job is dropped at once
         if name in SENSIBLE and rng.random() >= self.odd:

@@ -5,7 +5,8 @@
 ``pipeline``, ``raw``), waits (``await``, ``event``, ``closed``, ``silence_ms``,
 ``sleep_ms``) or closes, on the connection named ``conn``. What came is compared with
 ``expect``, in which texts that begin with ``$`` stand for values that differ from run
-to run. Requests are written whole, and once more in single bytes.
+to run. Requests are written whole, once more in single bytes, and once more as many in
+one write as need no reply of each other.
 """
 
 from __future__ import annotations
@@ -48,6 +49,45 @@ def scenarios() -> Iterator[Any]:
             if head and head.get("needs") != "strict":
                 yield pytest.param(head.get("needs", ""), steps, id=head["scenario"])
             head, steps = entry, []
+
+
+def together(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same steps, with requests in one write where none needs a reply to one before it."""
+    batch: list[dict[str, Any]] = []
+
+    def flushed() -> Iterator[dict[str, Any]]:
+        if batch:
+            sends, replies = [s["send"] for s in batch], [s["expect"] for s in batch]
+            yield {"conn": batch[0].get("conn", "a"), "pipeline": sends, "expect": replies}
+            batch.clear()
+
+    for step in steps:
+        alone = "send" not in step or "async" in step
+        if batch:
+            learned = set(re.findall(r"[a-z]+\d+", " ".join(found_in([s["expect"] for s in batch]))))
+            needed = set(re.findall(r"[a-z]+\d+", " ".join(found_in(step))))
+            apart = step.get("conn", "a") != batch[0].get("conn", "a") or "sleep_ms" in step
+            if alone or apart or learned & needed or batch[-1]["send"].get("timeout"):
+                yield from flushed()
+        if alone or "sleep_ms" in step:
+            yield step
+        else:
+            batch.append(step)
+    yield from flushed()
+
+
+def found_in(value: Any) -> Iterator[str]:
+    """The names of values that differ from run to run, wherever they stand."""
+    if isinstance(value, str):
+        yield from VARIABLE.findall(value)
+        yield from EMBEDDED.findall(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from found_in(key)
+            yield from found_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from found_in(inner)
 
 
 # --- what may come over the wire ---------------------------------------------------------------
@@ -350,15 +390,29 @@ def test_a_difference_is_seen(want: object, got: object) -> None:
     assert talk.differs(want, got) is not None
 
 
-@pytest.mark.parametrize("dripping", [False, True], ids=["whole", "bytes"])
+def test_what_needs_a_reply_is_not_written_with_it() -> None:
+    steps = [
+        {"send": {"cmd": "PUSH"}, "expect": {"id": "$id1"}},
+        {"send": {"cmd": "PULL"}, "expect": {"job": "$any"}},
+        {"send": {"cmd": "ACK", "id": "$id1"}, "expect": {"ok": True}},
+        {"send": {"cmd": "PULL", "timeout": 5}, "expect": {"job": None}},
+        {"send": {"cmd": "Ping"}, "expect": {"ok": True}},
+        {"send": {"cmd": "Ping"}, "expect": {"ok": True}, "conn": "b"},
+        {"event": True, "expect": {}},
+    ]
+    sizes = [len(step["pipeline"]) if "pipeline" in step else 0 for step in together(steps)]
+    assert sizes == [2, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize("way", ["whole", "bytes", "pipelined"])
 @pytest.mark.parametrize("storage", ["memory", "sqlite"])
 @pytest.mark.parametrize(("needs", "steps"), list(scenarios()))
 def test_scenario(
-    port_of: Callable[[str, str], int], storage: str, needs: str, steps: list[dict[str, Any]], dripping: bool
+    port_of: Callable[[str, str], int], storage: str, needs: str, steps: list[dict[str, Any]], way: str
 ) -> None:
-    talk = Conversation(port_of(storage, needs), dripping)
+    talk = Conversation(port_of(storage, needs), way == "bytes")
     with contextlib.closing(talk):
-        for number, step in enumerate(steps, 1):
+        for number, step in enumerate(together(steps) if way == "pipelined" else steps, 1):
             got = talk.step(step)
             if got is not ABSENT:
                 difference = talk.differs(step["expect"], got)
