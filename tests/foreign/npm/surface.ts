@@ -451,6 +451,43 @@ await section('limits', async (q, name) => {
   return { before, set, most: most <= 2, counts, ttl: ttl > 0 && ttl <= 60_000, after: [await q.getGlobalConcurrency(), await q.getGlobalRateLimit()] };
 });
 
+await section('throttle', async (q, name) => {
+  await q.rateLimit(60_000);
+  const limit = await q.getGlobalRateLimit();
+  const refused = [await tried(() => q.rateLimit(0)), await tried(() => q.rateLimit(Infinity))];
+  await q.addBulk([1, 2, 3].map((i) => ({ name: 't', data: i })));
+  const ran: Any[] = [];
+  const w = worker(name, async (job: Any) => { ran.push(job.data); }, { concurrency: 3, batchSize: 3 });
+  await until(() => ran.length === 1);
+  await sleep(100);
+  const held = [ran.length, await q.getWaitingCount(), await q.isMaxed()];
+  await q.removeGlobalRateLimitAsync();
+  await until(() => ran.length === 3);
+  return { limit, refused, held, ran: ran.sort(), info: w.isRateLimited() };
+});
+
+await section('group-throttle', async (q, name) => {
+  await q.addBulk([1, 2, 3].map((i) => ({ name: 'g', data: i, opts: { attempts: 1, group: { id: i === 3 ? 'b' : 'a' } } })));
+  const ran: Any[] = [];
+  let limited = false;
+  const w: Any = worker(name, async (job: Any) => {
+    if (!limited) { limited = true; await w.rateLimitGroup(job, 60_000); throw new RateLimitError(); }
+    ran.push([job.data, job.attemptsMade]);
+  }, { concurrency: 1, batchSize: 1, group: { limit: { max: 10, duration: 1000 } } });
+  await until(() => ran.length === 1);
+  await sleep(100);
+  const ttl = await q.getGroupRateLimitTtl('a');
+  return { ran, ttl: ttl > 0 && ttl <= 60_000, left: await q.getGroupJobsCount('a'), none: await tried(() => w.rateLimitGroup({ opts: {} }, 5)) };
+});
+
+await section('to-children', async (q, name) => {
+  await q.add('p', 1);
+  const w = worker(name, async () => 0, { autorun: false });
+  const job: Any = await w.getNextJob();
+  return { moved: await tried(() => q.moveJobToWaitingChildren(job.id, job.token)), nobody: await tried(() => q.moveJobToWaitingChildren('nobody', 'x')),
+    dependencies: await q.getJobDependencies(job.id), count: await q.getJobDependenciesCount(job.id) };
+});
+
 await section('groups', async (q, name) => {
   await q.addBulk(Array.from({ length: 9 }, (_, i) => ({ name: 'g', data: i, opts: { group: { id: `g${i % 3}`, priority: 9 - i } } })));
   await q.add('full', 0, { group: { id: 'small', maxSize: 1 } });
