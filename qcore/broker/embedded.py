@@ -20,6 +20,11 @@ from qcore.limits import DEFAULT_COMPLETED_RETENTION_MS
 #: The thread looks again after this long even if nothing is due, in case a clock was set.
 _LONGEST_SLEEP_S = 60.0
 
+#: Later than this, the thread did not only wait for its turn: the whole program stood still.
+_LATE_NS = 50_000_000
+#: After that, who holds a lease in this program is given so long to renew it before leases are judged.
+_SHORTEST_GRACE_S, _LONGEST_GRACE_S = 0.05, 1.0
+
 _hosts: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
 
@@ -146,6 +151,21 @@ class EmbeddedEngine:
                     thread.start()
                     self._thread = thread  # only one that has started can be joined
 
+    def _let_renew(self, planned_ns: int) -> None:
+        """After a standstill, let the threads that renew leases go first.
+
+        A processor that held the interpreter's lock kept them from it, and no other
+        process could have noticed.
+        """
+        for _ in range(3):  # the next processor may do the same
+            late_ns = time.monotonic_ns() - planned_ns
+            if late_ns < _LATE_NS or self.closed:
+                return
+            grace_s = min(max(late_ns / 2e9, _SHORTEST_GRACE_S), _LONGEST_GRACE_S)
+            planned_ns = time.monotonic_ns() + int(grace_s * 1e9)
+            while (left_ns := planned_ns - time.monotonic_ns()) > 0 and not self.closed:
+                time.sleep(min(left_ns / 1e9, _SHORTEST_GRACE_S))
+
     def _run(self) -> None:
         broker = self.broker
         while True:
@@ -169,6 +189,7 @@ class EmbeddedEngine:
             if not broker.due_before(self._wakes_at_ns - 1_000_000):
                 with contextlib.suppress(queue.Empty):
                     self._wakes.get(timeout=seconds)
+                self._let_renew(self._wakes_at_ns)
             self._wakes_at_ns = 0
 
 

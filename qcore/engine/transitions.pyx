@@ -702,8 +702,9 @@ cdef class Transitions(Capacity):
                       int64_t now_ms, int64_t now_ns) except? 0:
         """Renew a lease by its own duration, or by ``lease_ms`` if not 0.
 
-        Without a token only the heartbeat time moves. A token on a delivery without a lease,
-        a wrong one, or one that has run out is refused.
+        Without a token only the heartbeat time moves. A wrong token, or one on a delivery
+        without a lease, is refused. A lease that has run out is renewed as long as that was
+        not handled: after a standstill its holder may come before those who judge.
         """
         cdef Job *job
         cdef Run *run
@@ -717,8 +718,6 @@ cdef class Transitions(Capacity):
             self.c_beat(slot, run, now_ms, now_ns)
             return True
         if kind != TOKEN or run.token_hi != hi or run.token_lo != lo or run.token_hi == 0:
-            return False
-        if now_ns >= run.expires_ns:
             return False
         run.renewals += 1
         run.expires_ns = _later(now_ns, lease_ms if lease_ms else run.lease_ms)

@@ -674,7 +674,7 @@ class Engine(Keys, Capacity):
         if not token:
             delivery.quiet_ns = max(delivery.quiet_ns, now_ns)
             return True
-        if delivery.expires_ns is None or token != delivery.token or now_ns >= delivery.expires_ns:
+        if delivery.expires_ns is None or token != delivery.token:
             return False
         delivery.renewals += 1
         delivery.quiet_ns = max(delivery.quiet_ns, now_ns)

@@ -27,8 +27,9 @@ STATES = ("waiting", "prioritized", "delayed", "active", "completed", "failed", 
 class Life:
     """A broker, its clock, and the store from which it starts again."""
 
-    def __init__(self, clock: ManualClock, mode: Mode = "server") -> None:
+    def __init__(self, clock: ManualClock, mode: Mode = "server", **options: Any) -> None:
         self.clock = clock
+        self.options = options
         self.mode = mode
         self.store = MemoryStore()
         self.n = 0
@@ -37,7 +38,7 @@ class Life:
     def start(self) -> None:
         self.n += 1
         self.broker = open_broker(
-            store=self.store, mode=self.mode, clock=self.clock, seed=bytes([self.n] * 16)
+            store=self.store, mode=self.mode, clock=self.clock, seed=bytes([self.n] * 16), **self.options
         )
         self.talk = Talk(self.broker)
 
@@ -312,9 +313,12 @@ def _check_counts(life: Life, there: set[str], queues: tuple[str, ...]) -> None:
     assert found == there
 
 
+@pytest.mark.parametrize("options", [{}, {"max_completed": 2}], ids=["in memory", "archived"])
 @pytest.mark.parametrize("mode", MODES)
-def test_c019_counts_lists_and_states_agree_at_every_step(clock: ManualClock, mode: Mode) -> None:
-    life = Life(clock, mode)
+def test_c019_counts_lists_and_states_agree_at_every_step(
+    clock: ManualClock, mode: Mode, options: dict[str, int]
+) -> None:
+    life = Life(clock, mode, **options)
     dice = random.Random(19)
     queues = ("q", "r")
     there: set[str] = set()
@@ -400,6 +404,8 @@ def test_c019_counts_lists_and_states_agree_at_every_step(clock: ManualClock, mo
     ]  # type: ignore[list-item]
     for step in dice.choices([step for _, step in steps], [weight for weight, _ in steps], k=300):
         step()
+        if options:
+            life.turn()
         _check_counts(life, there, queues)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import subprocess
 import sys
@@ -591,6 +592,38 @@ def test_a_long_job_keeps_its_lease(
             worker.close()
     assert len(starts) == 2
     assert errors == []
+
+
+def test_c001_a_call_that_holds_the_interpreters_lock(engine_url: str, name: str) -> None:
+    """Nothing of this program can renew meanwhile: its own engine waits for that, a server cannot know."""
+    hold_us = ctypes.PyDLL(None).usleep
+    starts: list[int] = []
+
+    def work(job: JobContext) -> int:
+        starts.append(len(starts) + 1)
+        mine = starts[-1]
+        if mine == 1:
+            hold_us(900_000)
+        return mine
+
+    lost: list[Any] = []
+    with Queue(name, engine_url) as queue:
+        options: dict[str, Any] = {"lock_duration": 0.3, "poll_timeout": 0.2}
+        workers = [Worker(name, work, engine_url, concurrency=n, **options) for n in (1, 5)]
+        for worker in workers:
+            worker.on("error", lambda *args: lost.append(args))
+            worker.start()
+            worker.wait_ready(timeout=20)
+        job = queue.add("n", attempts=3)
+        result = job.result(timeout=30)
+        for worker in workers:
+            worker.close()
+        assert job.refresh().returnvalue == result
+        assert queue.counts() == Counts(completed=1)
+        if engine_url.startswith("tcp"):
+            assert len(starts) <= 2
+        else:
+            assert (starts, result, job.attempts_made, lost) == ([1], 1, 0, [])
 
 
 def test_what_waits_for_a_slot_is_renewed(engine_url: str, name: str) -> None:

@@ -65,9 +65,22 @@ def test_a_lease_that_ran_out_counts_until_that_is_handled() -> None:
     engine = Engine(SEED)
     job_id = engine.push("q", None, NOW)
     _, token, _ = engine.pull("q", NOW, 0, lease_ms=300)
-    assert not engine.renew(job_id, NOW + 300, 300 * MS, token=token)
+    assert engine.renew(job_id, NOW + 400, 400 * MS, token=token)
+    engine.advance(NOW + 699, 699 * MS)
+    assert engine.state(job_id) == "active"
     assert engine.ack(job_id, NOW + 10_000, token=token)
     assert engine.attempts(job_id) == 0
+    assert not engine.renew(job_id, NOW + 10_000, 10_000 * MS, token=token)
+
+
+def test_a_lease_whose_end_was_handled_is_not_renewed() -> None:
+    engine = Engine(SEED)
+    job_id = engine.push("q", None, NOW)
+    _, token, _ = engine.pull("q", NOW, 0, lease_ms=300)
+    lost(engine, 300)
+    assert not engine.renew(job_id, NOW + 300, 300 * MS, token=token)
+    engine.pull("q", NOW + 301, 301 * MS, lease_ms=300)
+    assert not engine.renew(job_id, NOW + 302, 302 * MS, token=token)
 
 
 def test_after_that_its_holder_may_still_report_work_done_while_the_job_is_queued() -> None:
