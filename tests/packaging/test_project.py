@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -77,3 +78,13 @@ def test_a_missing_compiler_is_one_line(environ: dict[str, str], said: str) -> N
     assert done.stdout == ""
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == (1 if said else 0)
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"), [("explanation/invariants.md", "invariant"), ("explanation/defects.md", "defect")]
+)
+def test_every_numbered_test_is_on_its_page(page: str, kind: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(rf"^ *def (test_{kind}s?_\d\w+)\(", path.read_text("utf-8"), re.MULTILINE):
+            assert name in text, f"{path.name}::{name} is missing in {page}"
