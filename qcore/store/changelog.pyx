@@ -905,6 +905,8 @@ cdef class ChangeLog:
             map_free(&places)
             map_free(&blocks)
             raise MemoryError                   # the fold ends next time
+        # First: an allocation below may run a collection, and so another thread.
+        self.version += 1
         map_free(&self.places)
         map_free(&self.blocks)
         self.places, self.blocks = places, blocks
@@ -919,4 +921,3 @@ cdef class ChangeLog:
         free(self.fold_seqs)
         self.fold_seqs = NULL
         self.side, self.side_after = self.side_after, {}
-        self.version += 1
