@@ -41,6 +41,10 @@ MIN_COMPLETED_RETENTION_MS = 1000
 MAX_COMPLETED_RETENTION_MS = 3_153_600_000_000  # a hundred years
 #: Rows that are read at once where all of them are walked through.
 ARCHIVE_PAGE_ROWS = 512
+#: Completed jobs that may wait in memory for the end of a walk through the archive; then it is given up.
+MAX_LEAVING_JOBS = 200_000
+#: Policies of removal are applied to the archive at most so often.
+ARCHIVE_TRIM_MS = 5000
 #: Between two steps of the walk that looks for completed jobs whose time is over.
 ARCHIVE_TURN_MS = 20
 #: Such walks begin at least so often while there is something that may be over.

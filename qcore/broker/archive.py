@@ -14,14 +14,22 @@ deleted since, and may be there still, the engine knows.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import heapq
 import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qcore.broker import rows
-from qcore.errors import StoreError
-from qcore.limits import ARCHIVE_PAGE_ROWS, ARCHIVE_PASS_MOST_MS, ARCHIVE_TURN_MS
+from qcore.errors import LimitError, StoreError
+from qcore.limits import (
+    ARCHIVE_PAGE_ROWS,
+    ARCHIVE_PASS_MOST_MS,
+    ARCHIVE_TRIM_MS,
+    ARCHIVE_TURN_MS,
+    MAX_LEAVING_JOBS,
+)
 from qcore.store.base import Row, Store
 
 if TYPE_CHECKING:
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 
 #: At most one fence for so many rows.
 FENCE_ROWS = 1024
+#: Jobs that one pass picks by their number.
+MOST_PICKED = 100_000
 _FIRST_LOOK = 4
 
 logger = logging.getLogger("qcore.broker")
@@ -53,6 +63,7 @@ class Archive:
         self._errands: deque[Errand] = deque()
         self._sweep: Iterator[None] | None = None
         self._again = False
+        self._began_ms = self._took_ms = 0
         #: When to look for what is over again, wall clock; None = never.
         self.due_ms: int | None = None
 
@@ -142,10 +153,13 @@ class Archive:
     # --- walking ------------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[list[Row]]:
-        """The rows of the store in order, without payloads, a page at a time."""
+        """The rows of the store in order, without payloads, a page at a time.
+
+        Up to the newest as of now: else a walk beside adds would never end.
+        """
         assert self._store is not None
-        first = 0
-        while page := self._store.scan(first, ARCHIVE_PAGE_ROWS, payloads=False):
+        first, last = 0, self._engine.last_id[1]
+        while first <= last and (page := self._store.scan(first, ARCHIVE_PAGE_ROWS, payloads=False)):
             yield page
             first = page[-1][0] + 1
 
@@ -159,30 +173,42 @@ class Archive:
         return rows.far(self._engine, page, queue)
 
     def run(self, errand: Errand, turns: int) -> bool:
-        """Take the first turns of an errand, later calls of :meth:`turn` the others; whether it is done."""
-        self._engine.holds += 1  # what leaves memory meanwhile would be in no page
+        """Take the first turns of an errand, later calls of :meth:`turn` the others; whether it is done.
+
+        One goes on at a time. An errand that is given up because too many jobs are completed
+        meanwhile gets a LimitError.
+        """
         errand = self._held(errand)
-        for _ in range(turns):
-            if next(errand, self) is self:
-                return True
+        if not self._errands:
+            for _ in range(turns):
+                if next(errand, self) is self:
+                    return True
         self._errands.append(errand)
         return False
 
     def _held(self, errand: Errand) -> Errand:
+        engine = self._engine
+        engine.holds += 1  # what leaves memory meanwhile would be in no page
         try:
-            yield from errand
+            for _ in errand:
+                if engine.n_leaving > MAX_LEAVING_JOBS:
+                    with contextlib.suppress(StopIteration):
+                        errand.throw(LimitError("Jobs are completed faster than the archive can be read"))
+                    return
+                yield
         finally:
-            self._engine.holds -= 1
-            self._engine.release_guests()
+            engine.holds -= 1
+            engine.release_guests()
+            # Else the next one might begin before a commit ends, and so for ever.
+            if not self._broker.committing and self._broker.degraded is None:
+                engine.committed()
 
     # --- time ---------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do a small part of what is to be done; more of it when :meth:`left_ms` says so."""
-        if self._errands:
-            errand = self._errands.popleft()
-            if next(errand, self) is not self:
-                self._errands.append(errand)
+        if self._errands and next(self._errands[0], self) is self:
+            self._errands.popleft()
         if self.due_ms is not None and self._broker.wall_ms >= self.due_ms:
             self._take_sweep()
 
@@ -193,6 +219,10 @@ class Archive:
         """
         if self._errands:
             return 0
+        if self._engine.trims and self._sweep is None:
+            self._engine.trims = False
+            trim_ms = max(now_ms, self._began_ms + max(ARCHIVE_TRIM_MS, 10 * self._took_ms))
+            self.due_ms = trim_ms if self.due_ms is None else min(self.due_ms, trim_ms)
         if self.due_ms is None or self.due_ms - now_ms > ARCHIVE_PASS_MOST_MS:
             return -1
         return max(0, self.due_ms - now_ms)
@@ -234,9 +264,10 @@ class Archive:
             return ARCHIVE_PASS_MOST_MS
         return min(max(self.retention_ms // 100, ARCHIVE_TURN_MS), ARCHIVE_PASS_MOST_MS)
 
-    def _sweeping(self, began_ms: int) -> Iterator[None]:
+    def _sweeping(self, began_ms: int) -> Generator[None, None, None]:
         """One pass over everything that is completed; a turn for each step."""
         engine, keep = self._engine, self.retention_ms
+        self._began_ms = began_ms
         until = began_ms - keep if keep is not None else -(2**62)
         if keep is not None:
             while engine.expire(until, ARCHIVE_PAGE_ROWS) == ARCHIVE_PAGE_ROWS:
@@ -245,13 +276,15 @@ class Archive:
         earliest = began_ms
         first_row: int | None = None
         if self._store is not None:
+            doomed = yield from self._surplus()
             for page in self.pages():
                 if first_row is None:
                     first_row = page[0][0]
-                _, kept = rows.sweep(engine, page, until)
+                _, kept = rows.sweep(engine, page, until, doomed)
                 earliest = min(earliest, kept) if kept is not None else earliest
                 yield
             self._drop_fences(first_row)
+        self._took_ms = max(0, self._broker.wall_ms - began_ms)
         self.due_ms = self._broker.wall_ms + ARCHIVE_TURN_MS if self._again else None
         self._again = False
         if keep is not None and self.due_ms is None:
@@ -259,6 +292,30 @@ class Archive:
             ends = engine.earliest_end()
             earliest = earliest if ends is None else min(earliest, ends)
             self.due_ms = max(began_ms + self._pass_ms(), earliest + keep + 1)
+
+    def _surplus(self) -> Generator[None, None, set[int]]:
+        """Numbers of the rows of the jobs that ended first where a queue keeps only so many."""
+        picked: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        for name in self._engine.queue_names():
+            q = self._engine.queue(name)
+            if q is not None and q.far_most >= 0:
+                surplus = min(q.n_completed - q.far_most, q.n_archived, MOST_PICKED)
+                if surplus > 0:
+                    picked[q.index] = (surplus, [])
+                q.far_most = -1
+        if not picked:
+            return set()
+        for page in self.pages():
+            for ended, _, row in rows.far(self._engine, page, None):
+                if row[1] in picked:
+                    most, heap = picked[row[1]]
+                    one = (-ended, -row[0])
+                    if len(heap) < most:
+                        heapq.heappush(heap, one)
+                    else:
+                        heapq.heappushpop(heap, one)
+            yield
+        return {-seq for _, heap in picked.values() for _, seq in heap}
 
     def _drop_fences(self, first_row: int | None) -> None:
         """Forget the fences before the first row that there is."""

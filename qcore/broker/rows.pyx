@@ -722,9 +722,10 @@ def adopt(Engine engine not None, tuple row not None, int64_t now_ms, int64_t no
     return True
 
 
-def sweep(Engine engine not None, list page not None, int64_t until_ms):
+def sweep(Engine engine not None, list page not None, int64_t until_ms, set doomed not None):
     """Remove the rows of a page whose archived jobs ended by then, and those of obliterated queues.
 
+    As well those whose queue keeps none of their age, and those whose numbers are ``doomed``.
     (how many, earliest end in ms of those that stay, or None)
     """
     cdef RecordHead head
@@ -743,7 +744,7 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms):
         if seq > q.floor_seq:
             if not c_is_far(engine, row, &head, &tail):
                 continue
-            if tail.finished_ms > until_ms:
+            if tail.finished_ms > until_ms and tail.finished_ms >= q.far_until_ms and seq not in doomed:
                 if earliest is None or tail.finished_ms < earliest:
                     earliest = tail.finished_ms
                 continue

@@ -53,6 +53,9 @@ cdef class Queue:
     cdef public uint32_t event_mask
     cdef readonly int64_t total_pushed, total_pulled, total_completed, total_failed
     cdef readonly Py_ssize_t n_archived         # completed jobs that only the store holds
+    # What policies of removal keep: none that ended before, and so many of all completed jobs.
+    cdef public int64_t far_until_ms
+    cdef public Py_ssize_t far_most             # -1 = any number
     cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
     cdef readonly Meter completions, failures   # terminal outcomes by minute, over restarts
     cdef readonly Journal journal               # its events as rows; None: they are only counted

@@ -1,7 +1,7 @@
 """A queue: the places of its jobs and what is set for it."""
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, uint32_t, uint64_t
 
 from qcore.engine.listing cimport Tally
 from qcore.engine.meter cimport Meter
@@ -53,6 +53,8 @@ cdef class Queue:
         self.delayed = DelayHeap()
         self.priorities = Tally()
         self.concurrency = -1
+        self.far_until_ms = INT64_MIN
+        self.far_most = -1
         self.parked = {}
         self.completions = Meter()
         self.failures = Meter()

@@ -100,7 +100,9 @@ cdef class Table:
     cdef uint32_t spare_run     # a Run record in reserve
     # the archive: completed jobs that only the store has
     cdef uint32_t *leaving      # slots of F_EVICTED jobs: they go once their rows are committed
-    cdef uint32_t n_leaving, cap_leaving
+    cdef readonly uint32_t n_leaving
+    cdef uint32_t cap_leaving
+    cdef public bint trims      # a policy of removal no longer keeps what is archived
     cdef list guests            # (slot, seq) of those read back for the present command
     cdef IdTable far_ids        # hash of a custom id -> place in far_seqs
     cdef Slab far_seqs          # int64_t each

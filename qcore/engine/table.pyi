@@ -43,6 +43,9 @@ class Table:
     @property
     def n_changes(self) -> int: ...
     holds: int
+    trims: bool
+    @property
+    def n_leaving(self) -> int: ...
     @property
     def n_archived(self) -> int: ...
     @property

@@ -636,6 +636,14 @@ cdef class Transitions(Capacity):
             over = list_.n - <Py_ssize_t>min(count, list_.n)
         if age is not None:
             oldest_ms = now_ms - <int64_t>min(age * 1000, MAX_SPAN_MS)
+        if list_ == &q.completed and q.n_archived:
+            # The oldest are archived; the host looks for them in its own time.
+            if oldest_ms > q.far_until_ms:
+                q.far_until_ms = oldest_ms
+                self.trims = True
+            if count is not None and count < q.n_archived + list_.n:
+                q.far_most = count
+                self.trims = True
         while at and removals < REMOVALS and skips < SKIPS:
             run = self.run_at(at)
             if over <= 0 and run.finished_ms >= oldest_ms:
@@ -1308,6 +1316,8 @@ cdef class Transitions(Capacity):
         if q.n_archived:
             self.n_archived -= q.n_archived
             q.n_archived = 0
+            q.far_until_ms = INT64_MIN
+            q.far_most = -1
             q.floor_seq = self.seq
             if q.n_staged:
                 for slot in range(1, self.jobs.fresh):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broker_talk import Talk, settle
 
-from qcore.broker import open_broker
+from qcore.broker import archive, open_broker
 from qcore.broker.handlers import archived
 from qcore.broker.opening import close_broker, commit, flush
 from qcore.clock import ManualClock
@@ -444,6 +444,87 @@ def test_what_a_live_job_needs_is_kept_beyond_its_time(machine: Machine) -> None
     age(machine, 8 * DAY_MS)
     assert machine.talk.good("GetState", id="a")["state"] == "completed"
     assert machine.talk.good("GetState", id="b")["state"] == "unknown"
+
+
+@pytest.mark.parametrize(("policy", "left"), [(5, 5), ({"count": 2}, 2), ({"age": 1}, 1), (100, 9)])
+def test_policies_of_removal_reach_into_the_archive(machine: Machine, policy: object, left: int) -> None:
+    """Not at once: what is only in the store goes with the next look at it."""
+    done = machine.run("", "b", "c", "", "e", "f", "g", "h")
+    machine.run("other", "other2", "other3", "other4", queue="other")
+    machine.clock.advance(60_000)
+    done += machine.run("", removeOnComplete=policy)
+    age(machine, 10_000)
+    talk = machine.talk
+    for _ in range(2):
+        assert talk.good("GetJobCounts", queue="q")["counts"]["completed"] == left
+        listed = [job["id"] for job in talk.good("GetJobs", queue="q", limit=100)["jobs"]]
+        assert listed == done[-left:]
+        assert talk.good("GetJobCounts", queue="other")["counts"]["completed"] == 4
+        talk = machine.crash()
+
+
+def test_walks_come_one_after_the_other_and_memory_is_let_go_between_them() -> None:
+    """Else listings that overlap would keep everything in memory that is completed meanwhile."""
+    machine = Machine(None)
+    machine.start(max_completed=1)
+    talk, engine = machine.talk, machine.broker.engine
+    talk.good("PUSHB", queue="q", jobs=[{"name": "n"}] * 2100)
+    while ids := [job["id"] for job in talk.good("PULLB", queue="q", count=700)["jobs"]]:
+        talk.good("ACKB", ids=ids)
+    flush(machine.broker)
+    ask = {"cmd": "GetJobs", "queue": "q", "limit": 2}
+    other = Talk(machine.broker)
+    other.send(ask)
+    left, answered = [], 0
+    for n in range(24):
+        machine.pump()
+        answered += len(other.replies())
+        if n % 3 == 0:
+            other.send(ask)
+        machine.run("", queue="other")
+        left.append(engine.n_leaving)
+    assert answered > 3, (left, answered)
+    assert max(left) < 12
+    while engine.holds:
+        machine.pump()
+    flush(machine.broker)
+    assert engine.n_leaving == 0
+
+
+def test_a_walk_ends_when_too_much_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_LEAVING_JOBS", 5)
+    monkeypatch.setattr(archived, "FIRST_TURNS", 1)
+    monkeypatch.setattr(archive, "ARCHIVE_PAGE_ROWS", 2)
+    machine = Machine(None)
+    machine.start(max_completed=1)
+    machine.run(*[""] * 30)
+    other = Talk(machine.broker)
+    other.send({"cmd": "GetJobs", "queue": "q", "limit": 2})
+    assert other.replies() == []
+    machine.run(*[""] * 8)
+    machine.pump()
+    (reply,) = other.replies()
+    assert reply == {"ok": False, "error": "Jobs are completed faster than the archive can be read"}
+    machine.run("")
+    assert machine.broker.engine.n_leaving == 0
+
+
+def test_an_archived_job_with_an_id_of_ours_costs_no_memory() -> None:
+    machine = Machine(None)
+    machine.start(max_completed=1)
+    talk, broker = machine.talk, machine.broker
+    seen = []
+    for custom in (False, False, True):
+        jobs = [{"name": "n", **({"customId": f"c{n}"} if custom else {})} for n in range(3000)]
+        talk.good("PUSHB", queue="q", jobs=jobs)
+        while ids := [job["id"] for job in talk.good("PULLB", queue="q", count=1000)["jobs"]]:
+            talk.good("ACKB", ids=ids)
+        flush(broker)
+        seen.append(broker.engine.sizes())
+    assert seen[0] == seen[1]
+    assert {name for name in seen[0] if seen[0][name] != seen[2][name]} == {"custom ids in the archive"}
+    assert seen[2]["custom ids in the archive"] == 2999
+    assert len(broker.archive._fence_seqs) < 9000 / 1024 + 2
 
 
 def test_completed_jobs_may_be_kept_for_ever(machine: Machine) -> None:
