@@ -35,6 +35,8 @@ Mode = Literal["embedded", "server"]
 
 #: Set while a process has the file open; what is found at the next start says how it ended.
 META_OPEN = "open"
+#: Rows that one start sets aside; what else cannot be read stays where it is until the next.
+SET_ASIDE_ROWS = 1000
 #: Rows that are read again at once, by their numbers.
 READ_ROWS = 1000
 
@@ -46,7 +48,10 @@ class Recovery:
     jobs: int = 0
     requeued: int = 0
     crashed: bool = False
+    #: Number of a row that could not be read, and why.
     unreadable: list[tuple[int, str]] = field(default_factory=list)
+    #: Queue and id of the dead letter that each of them became, or None: it was left in the file.
+    set_aside: dict[int, tuple[str, str] | None] = field(default_factory=dict)
     schedules_unreadable: list[tuple[str, str]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -153,12 +158,15 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         for table, key in rows.restore_side(engine, snapshot.side):
             logger.error("%s: entry %r of %s cannot be read and was left in the file", store.path, key, table)
         sieve = rows.Sieve(engine, FENCE_ROWS)
-        _restore(engine, (row for row in snapshot.jobs if not sieve.holds(row)), found, now_ms, now_ns)
+        damaged: list[tuple[Row, str]] = []
+        wanted = (row for row in snapshot.jobs if not sieve.holds(row))
+        _restore(engine, wanted, found, damaged, now_ms, now_ns)
         for seq, last_id in sieve.fences:
             broker.archive.fence(seq, last_id)
         newest = sieve.rest()
         for at in range(0, len(newest), READ_ROWS):
-            _restore(engine, store.read(newest[at : at + READ_ROWS]), found, now_ms, now_ns)
+            again = store.read(newest[at : at + READ_ROWS])
+            _restore(engine, again, found, damaged, now_ms, now_ns)
         found.jobs += engine.n_archived
         engine.restore_chains(sieve.links)
         for name, packed in snapshot.side["schedules"]:
@@ -167,6 +175,8 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
             except ValueError as error:
                 found.schedules_unreadable.append((str(name), str(error)))
         lost = rows.restore_evidence(engine, snapshot.side["evidence"])
+        for row, why in damaged:
+            found.set_aside[row[0]] = rows.set_aside(engine, row, why, now_ms)
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
         broker.archive.begin()
         found.seconds = time.monotonic() - started
@@ -176,7 +186,18 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
     for name, why in found.schedules_unreadable:
         logger.error("%s: schedule %r cannot be read and was left in the file: %s", store.path, name, why)
     for seq, why in found.unreadable[:10]:
-        logger.error("%s: row %d cannot be read and was left in the file: %s", store.path, seq, why)
+        became = found.set_aside.get(seq)
+        if became is None:
+            logger.error("%s: row %d cannot be read and was left in the file: %s", store.path, seq, why)
+        else:
+            logger.error(
+                "%s: row %d cannot be read and is dead letter %r of queue %r now: %s",
+                store.path,
+                seq,
+                became[1],
+                became[0],
+                why,
+            )
     for key in lost:
         logger.error("%s: evidence row %d cannot be read and was left in the file", store.path, key)
     if len(found.unreadable) > 10:
@@ -184,12 +205,21 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
     return found
 
 
-def _restore(engine: Engine, found_rows: Iterable[Row], found: Recovery, now_ms: int, now_ns: int) -> None:
+def _restore(
+    engine: Engine,
+    found_rows: Iterable[Row],
+    found: Recovery,
+    damaged: list[tuple[Row, str]],
+    now_ms: int,
+    now_ns: int,
+) -> None:
     for row in found_rows:
         try:
             rows.restore(engine, row, now_ms, now_ns)
         except rows.BadRow as error:
             found.unreadable.append((row[0], str(error)))
+            if len(damaged) < SET_ASIDE_ROWS:
+                damaged.append((row, str(error)))
         else:
             found.jobs += 1
 

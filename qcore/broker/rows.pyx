@@ -1,8 +1,12 @@
 """Jobs as rows: what the store keeps of a record, and the way back.
 
-The record blob is a fixed head, then the id, then the rare options as one
-MessagePack map. To change it: raise ``RECORD_VERSION``, keep reading the old one.
-All numbers are little-endian.
+The record blob is a fixed head, then the id, the delivery, the rare options as one
+MessagePack map, and the seal. To change it: raise ``RECORD_VERSION``, keep reading the
+old ones. All numbers are little-endian.
+
+The seal is a checksum over the record with the seq, queue and state of its row; the
+record has checksums of data and result in its notes. SQLite finds damage to its pages,
+not to what lies in them, and a job with a changed bit must not run. Version 1 had none.
 """
 
 cimport cython
@@ -43,7 +47,10 @@ if sys.byteorder != "little":
 cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
 
 cdef enum:
-    RECORD_VERSION = 1
+    RECORD_VERSION = 2
+    UNSEALED_VERSION = 1
+    SEAL_BYTES = 4
+    CHECK_SHIFT = 8         # of a checksum in the notes of a payload; below are the ``BlobNote`` bits
     HAS_RUN = 1
     HAS_EXTRA = 2
 
@@ -84,6 +91,53 @@ cdef struct Parts:              # one record, gathered before it is written
     Py_ssize_t n                # bytes in all
 
 
+cdef uint64_t _mix(uint64_t h, const unsigned char *p, Py_ssize_t n) noexcept nogil:
+    """A checksum, not a hash against attackers. Each step is a bijection of the word and of what came before it."""
+    cdef uint64_t word
+    h ^= <uint64_t>n
+    while n > 0:
+        word = 0
+        memcpy(&word, p, 8 if n >= 8 else n)
+        h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
+        h ^= h >> 29
+        p += 8
+        n -= 8
+    return h
+
+
+cdef uint32_t _check_of(const unsigned char *p, Py_ssize_t n) noexcept nogil:
+    """24 bits, never 0."""
+    cdef uint64_t h = _mix(0, p, n)
+    h = (h ^ (h >> 32)) & 0xFFFFFF
+    return <uint32_t>h if h else 1
+
+
+cdef uint32_t _seal_of(int64_t seq, uint32_t queue, uint32_t state, const char *p, Py_ssize_t n) noexcept nogil:
+    cdef uint64_t[2] place
+    place[0] = <uint64_t>seq
+    place[1] = <uint64_t>queue << 32 | state
+    cdef uint64_t h = _mix(_mix(0, <const unsigned char *>place, sizeof(place)), <const unsigned char *>p, n)
+    return <uint32_t>(h ^ (h >> 32))
+
+
+cdef uint32_t _notes_of(Blob *blob) noexcept:
+    """The notes of a payload with its checksum, which is computed once."""
+    if not blob.notes >> CHECK_SHIFT:
+        blob.notes |= _check_of(blob_bytes(blob), blob.size) << CHECK_SHIFT
+    return blob.notes
+
+
+cdef int _check_value(object value, uint32_t notes, str what) except -1:
+    """Hold a payload as it was read against the notes of a sealed record."""
+    cdef uint32_t expected = notes >> CHECK_SHIFT
+    cdef uint32_t found = 0
+    if value is not None:
+        found = _check_of(<const unsigned char *>PyBytes_AS_STRING(<bytes>value), PyBytes_GET_SIZE(<bytes>value))
+    if found != expected:
+        raise BadRow(f"the {what} is not what was written")
+    return 0
+
+
 cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Parts *parts):
     """Fill ``parts``; returns the packed rare options, or None."""
     cdef RecordHead *head = &parts.head
@@ -102,7 +156,7 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
     head.max_attempts = job.max_attempts
     head.backoff_ms = job.backoff_ms
     head.name = job.name
-    head.data_notes = job.data.notes if job.data != NULL else 0
+    head.data_notes = _notes_of(job.data) if job.data != NULL else 0
     head.stalls = job.stalls
     if job.flags & F_TEXT_ID:
         parts.id_p = blob_bytes(<Blob *>job.id_hi)
@@ -110,7 +164,7 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
     else:
         parts.id_p = <const unsigned char *>&job.id_hi
         head.id_n = 16
-    parts.n = sizeof(RecordHead) + head.id_n
+    parts.n = sizeof(RecordHead) + head.id_n + SEAL_BYTES
     if job.run:
         head.parts |= HAS_RUN
         parts.n += sizeof(RecordRun)
@@ -125,7 +179,7 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
         tail.expires_ms = now_ms + (run.expires_ns - now_ns) // 1000000 if run.expires_ns else 0
         tail.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
         tail.renewals = run.renewals
-        tail.result_notes = run.result.notes if run.result != NULL else 0
+        tail.result_notes = _notes_of(run.result) if run.result != NULL else 0
     if job.extra != NULL:
         extra = msgpack.packb(<dict>job.extra)
         head.parts |= HAS_EXTRA
@@ -133,8 +187,10 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
     return extra
 
 
-cdef void _write(Parts *parts, bytes extra, char *p) noexcept:
-    """Write a gathered record of ``parts.n`` bytes."""
+cdef void _write(Parts *parts, bytes extra, char *p, int64_t seq, uint32_t queue, uint32_t state) noexcept:
+    """Write a gathered record of ``parts.n`` bytes, sealed for its row."""
+    cdef const char *start = p
+    cdef uint32_t seal
     memcpy(p, &parts.head, sizeof(RecordHead))
     p += sizeof(RecordHead)
     memcpy(p, parts.id_p, parts.head.id_n)
@@ -144,13 +200,16 @@ cdef void _write(Parts *parts, bytes extra, char *p) noexcept:
         p += sizeof(RecordRun)
     if extra is not None:
         memcpy(p, PyBytes_AS_STRING(extra), PyBytes_GET_SIZE(extra))
+        p += PyBytes_GET_SIZE(extra)
+    seal = _seal_of(seq, queue, state, start, p - start)
+    memcpy(p, &seal, SEAL_BYTES)
 
 
-cdef bytes _record(Engine engine, Job *job, int64_t now_ms, int64_t now_ns):
+cdef bytes _record(Engine engine, Job *job, uint32_t state, int64_t now_ms, int64_t now_ns):
     cdef Parts parts
     cdef bytes extra = _gather(engine, job, now_ms, now_ns, &parts)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, parts.n)
-    _write(&parts, extra, PyBytes_AS_STRING(out))
+    _write(&parts, extra, PyBytes_AS_STRING(out), job.seq, job.queue, state)
     return out
 
 
@@ -196,7 +255,7 @@ cdef class Encoder:
             head.result_n = -1 if result == NULL else <int32_t>result.size
             w.c_raw(&head, sizeof(RowHead))
             w.c_need(parts.n)
-            _write(&parts, extra, <char *>w.p + w.n)
+            _write(&parts, extra, <char *>w.p + w.n, job.seq, job.queue, head.state)
             w.n += parts.n
             if data != NULL:
                 w.c_raw(blob_bytes(data), data.size)
@@ -255,13 +314,13 @@ cdef object c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns):
         if job.flags & F_STORED and not job.flags & F_REWRITE:
             updates.append(job.seq)
             updates.append(state)
-            updates.append(_record(engine, job, now_ms, now_ns))
+            updates.append(_record(engine, job, state, now_ms, now_ns))
             updates.append(result)
         else:
             inserts.append(job.seq)
             inserts.append(job.queue)
             inserts.append(state)
-            inserts.append(_record(engine, job, now_ms, now_ns))
+            inserts.append(_record(engine, job, state, now_ms, now_ns))
             inserts.append(_blob(job.data))
             inserts.append(result)
     cut = Cut(inserts, updates, engine.deleted, names=engine.new_names,
@@ -416,6 +475,88 @@ def restore_side(Engine engine not None, dict side):
     return bad
 
 
+cdef bint _is_sealed(row):
+    """Whether seq, queue, state and record belong together, and are as they were written."""
+    cdef uint32_t seal
+    cdef bytes record = row[3]
+    cdef const char *p = PyBytes_AS_STRING(record)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(record) - SEAL_BYTES
+    if n < <Py_ssize_t>sizeof(RecordHead) or not 0 <= row[1] <= 0xFFFFFFFF or not 0 <= row[2] <= 0xFFFFFFFF:
+        return False
+    memcpy(&seal, p + n, SEAL_BYTES)
+    return seal == _seal_of(row[0], row[1], row[2], p, n)
+
+
+def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
+    """Replace a row that :func:`restore` refused by a dead letter that keeps its bytes; after all other rows.
+
+    (its queue, its id), or None: the queue has no room for another dead letter, or has been
+    obliterated. The job has the id of the row if the record is sound and no other job has it.
+    """
+    seq, queue, state, record, data, result = row
+    cdef RecordHead head
+    cdef RecordRun tail
+    cdef Queue q
+    cdef bytes job_id = b"unreadable-%d" % seq
+    cdef bytes extra, packed
+    cdef uint32_t slot
+    if not 0 < queue < len(engine.queue_list):
+        q = engine.c_queue("unreadable")
+    else:
+        q = engine.queue_list[queue]
+    if q.failed.n >= q.dlq_max_entries or seq <= q.floor_seq:
+        return None
+    memset(&head, 0, sizeof(head))
+    memset(&tail, 0, sizeof(tail))
+    head.flags = F_TEXT_ID | F_CUSTOM_ID
+    if isinstance(record, bytes) and PyBytes_GET_SIZE(<bytes>record) >= <Py_ssize_t>sizeof(RecordHead) + SEAL_BYTES:
+        memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
+        if head.version == RECORD_VERSION and _is_sealed(row) and not _find(engine, PyBytes_AS_STRING(record), &head):
+            job_id = record[sizeof(RecordHead):sizeof(RecordHead) + head.id_n]
+            head.flags &= F_TEXT_ID | F_CUSTOM_ID
+        else:
+            memset(&head, 0, sizeof(head))
+            head.flags = F_TEXT_ID | F_CUSTOM_ID
+    head.version = UNSEALED_VERSION
+    head.parts = HAS_RUN | HAS_EXTRA
+    head.first_state = READY
+    head.created_ms = head.created_ms or now_ms
+    head.run_ms = head.run_ms or now_ms
+    head.priority = 0
+    head.max_attempts = head.max_attempts or 1
+    head.name = head.data_notes = head.backoff_ms = 0
+    head.id_n = <uint32_t>len(job_id)
+    tail.finished_ms = now_ms
+    extra = msgpack.packb({
+        "name": "unreadable",
+        "unreadable": True,
+        "dlq": {"reason": "unknown", "error": f"Row {seq} of the data file cannot be read: {why}", "retryCount": 0,
+                "lastRetryAt": None, "nextRetryAt": None, "expiresAt": None},
+    })
+    packed = msgpack.packb({"unreadable": why, "seq": seq, "queue": queue, "state": state, "record": record,
+                            "data": data, "result": result})
+    c_restore(engine, (
+        seq, q.index, FAILED,
+        PyBytes_FromStringAndSize(<char *>&head, sizeof(head)) + job_id
+        + PyBytes_FromStringAndSize(<char *>&tail, sizeof(tail)) + extra,
+        packed, None), now_ms, 0, False)
+    text = _text_of(job_id, head.flags)
+    slot = engine.c_slot(text)
+    engine.job_at(slot).flags |= F_REWRITE
+    engine.c_mark(slot, engine.job_at(slot))
+    return q.name, text
+
+
+cdef str _text_of(bytes job_id, uint32_t flags):
+    cdef uint64_t ids[2]
+    cdef char text[36]
+    if flags & F_TEXT_ID:
+        return job_id.decode("utf-8", "replace")
+    memcpy(ids, PyBytes_AS_STRING(job_id), 16)
+    uuid_text(ids[0], ids[1], text)
+    return PyUnicode_DecodeUTF8(text, 36, NULL)
+
+
 def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
     """Bring back one job from its row. Active ones are active again, under their stored lease.
 
@@ -449,8 +590,13 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
     if n < at:
         raise BadRow(f"record of {n} bytes, expected at least {at}")
     memcpy(&head, p, sizeof(RecordHead))
-    if head.version != RECORD_VERSION:
+    if head.version not in (RECORD_VERSION, UNSEALED_VERSION):
         raise BadRow(f"record version {head.version}, expected {RECORD_VERSION}")
+    if head.version == RECORD_VERSION:
+        n -= SEAL_BYTES
+        if not _is_sealed(row):
+            raise BadRow("the record is not what was written")
+        _check_value(data, head.data_notes, "data")
     if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED, KEPT):
         raise BadRow(f"unknown state {state}")
     if not 0 < queue < len(engine.queue_list):
@@ -477,9 +623,11 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
             raise BadRow("the delivery is cut off")
         memcpy(&tail, p + at, sizeof(RecordRun))
         at += sizeof(RecordRun)
+    if head.version == RECORD_VERSION:
+        _check_value(result, tail.result_notes, "result")
     if head.parts & HAS_EXTRA:
         try:
-            extra = msgpack.unpackb(record[at:], strict_map_key=True)
+            extra = msgpack.unpackb(record[at:n], strict_map_key=True)
         except (ValueError, msgpack.UnpackException):
             extra = None
         if not isinstance(extra, dict):
@@ -628,7 +776,11 @@ cdef bint _read_heads(object record, RecordHead *head, RecordRun *tail) noexcept
     if n < <Py_ssize_t>sizeof(RecordHead):
         return False
     memcpy(head, p, sizeof(RecordHead))
-    if (head.version != RECORD_VERSION or not head.parts & HAS_RUN
+    if head.version == RECORD_VERSION:
+        n -= SEAL_BYTES
+    elif head.version != UNSEALED_VERSION:
+        return False
+    if (not head.parts & HAS_RUN
             or n - <Py_ssize_t>(sizeof(RecordHead) + sizeof(RecordRun)) < <Py_ssize_t>head.id_n
             or (not head.flags & F_TEXT_ID and head.id_n != 16)):
         return False
@@ -650,13 +802,7 @@ cdef uint32_t _find(Engine engine, const char *record, RecordHead *head) noexcep
 
 
 cdef str _id(const char *record, RecordHead *head):
-    cdef uint64_t ids[2]
-    cdef char text[36]
-    if head.flags & F_TEXT_ID:
-        return PyUnicode_DecodeUTF8(record + sizeof(RecordHead), head.id_n, "replace")
-    memcpy(ids, record + sizeof(RecordHead), 16)
-    uuid_text(ids[0], ids[1], text)
-    return PyUnicode_DecodeUTF8(text, 36, NULL)
+    return _text_of(PyBytes_FromStringAndSize(record + sizeof(RecordHead), head.id_n), head.flags)
 
 
 cdef bint c_is_far(Engine engine, tuple row, RecordHead *head, RecordRun *tail) except -1:
@@ -702,7 +848,7 @@ def own_id_of(row):
     if not isinstance(record, bytes) or PyBytes_GET_SIZE(<bytes>record) < <Py_ssize_t>sizeof(RecordHead) + 16:
         return None
     memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
-    if head.version != RECORD_VERSION or head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+    if head.version not in (RECORD_VERSION, UNSEALED_VERSION) or head.flags & (F_CUSTOM_ID | F_TEXT_ID):
         return None
     memcpy(&hi, PyBytes_AS_STRING(<bytes>record) + sizeof(RecordHead), 8)
     return hi
@@ -799,7 +945,7 @@ cdef class Sieve:
             return False
         record = PyBytes_AS_STRING(<bytes>row[3])
         memcpy(&head, record, sizeof(RecordHead))
-        if head.version == RECORD_VERSION and not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+        if head.version in (RECORD_VERSION, UNSEALED_VERSION) and not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
             memcpy(&hi, record + sizeof(RecordHead), 8)
             if seq >= self.next_fence:
                 self.fences.append((seq, hi))
@@ -826,8 +972,9 @@ cdef class Sieve:
 
     cdef _link(self, tuple row, RecordHead *head):
         cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(<bytes>row[3]) - (SEAL_BYTES if head.version == RECORD_VERSION else 0)
         try:
-            successor = msgpack.unpackb((<bytes>row[3])[at:], strict_map_key=True).get("successor")
+            successor = msgpack.unpackb((<bytes>row[3])[at:end], strict_map_key=True).get("successor")
         except (ValueError, AttributeError, msgpack.UnpackException):
             return
         if isinstance(successor, str):

@@ -71,6 +71,11 @@ def refusal(int verdict, str job_id):
     return StateError(f"Job not found or not in processing state: {job_id}")
 
 
+cdef inline bint _is_set_aside(Job *job) except -1:
+    """Whether this dead letter stands for a row that could not be read: it can be removed, not run."""
+    return job.extra != NULL and "unreadable" in <dict>job.extra
+
+
 @cython.final
 cdef class Engine(Queries):
     """All jobs of a broker; see :class:`~qcore.engine.table.Table` for the arguments."""
@@ -316,6 +321,8 @@ cdef class Engine(Queries):
         elif job.state == DELAYED:
             self.c_retime(slot, now_ms, now_ms)
         elif job.state == FAILED:
+            if _is_set_aside(job):
+                raise StateError(f"Cannot move job {job_id} to waiting: its row in the data file was damaged")
             if not self.c_key_free(slot, now_ms):
                 raise StateError(f"Cannot move job {job_id} to waiting: another job holds its unique key")
             self.c_revive(slot, now_ms)
@@ -362,7 +369,7 @@ cdef class Engine(Queries):
         if job_id is not None:
             slot = self.c_slot(job_id)
             if not slot or self.job_at(slot).state != FAILED or self.job_at(slot).queue != q.index \
-                    or not self.c_key_free(slot, now_ms):
+                    or _is_set_aside(self.job_at(slot)) or not self.c_key_free(slot, now_ms):
                 return 0
             self.c_revive(slot, now_ms)
             return 1
@@ -370,7 +377,7 @@ cdef class Engine(Queries):
         while at and n != count:
             slot = self.run_at(at).job
             at = self.run_at(at).next
-            if self.c_key_free(slot, now_ms):
+            if not _is_set_aside(self.job_at(slot)) and self.c_key_free(slot, now_ms):
                 self.c_revive(slot, now_ms)
                 n += 1
         return n

@@ -49,6 +49,7 @@ cdef enum BlobNote:
     NOTE_INT64 = 1          # the packed value holds 64-bit integers
     NOTE_TYPED = 2          # ... or typed buffers
     NOTE_UNDEFINED = 4
+    NOTES = 0xFF            # the bits above may hold a checksum of the bytes, for the store
 
 # One packed value, bytes following the header. Owned by exactly one record.
 cdef struct Blob:

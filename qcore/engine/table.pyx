@@ -14,7 +14,7 @@ from libc.string cimport memcmp, memset
 from qcore.engine.ids cimport IdSource, is_own, uuid_parse, uuid_text
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DIRTY, F_EVICTED, F_GUEST, F_LIFO, F_REWRITE, F_STORED, F_TEXT_ID,
-    F_WAS_NEEDED, F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free,
+    F_WAS_NEEDED, F_WATCHED, FAILED, KEPT, NOTES, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free,
 )
 from qcore.engine.journal cimport Journal
 from qcore.engine.listing cimport L_ACTIVE, L_COMPLETED, L_FAILED
@@ -97,7 +97,7 @@ def _packed_counts(Table table not None, Queue q not None):
 
 
 cdef inline tuple _payload(Blob *blob):
-    return PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size), blob.notes
+    return PyBytes_FromStringAndSize(<char *>blob_bytes(blob), blob.size), blob.notes & NOTES
 
 
 cdef class Table:

@@ -16,7 +16,7 @@ from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_LOGGED,
     F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, F_WAS_NEEDED,
-    F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    F_WATCHED, FAILED, KEPT, NOTES, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
 )
 from qcore.engine.keys cimport (
     KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, key_of,
@@ -580,7 +580,7 @@ cdef class Transitions(Capacity):
         if self.c_event(q, EV_COMPLETED):
             self.c_emit(EV_COMPLETED, q, job, now_ms,
                         None if result == NULL
-                        else (PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size), result.notes))
+                        else (PyBytes_FromStringAndSize(<char *>blob_bytes(result), result.size), result.notes & NOTES))
         if job.flags & F_WATCHED:
             self.c_settle(job, "completed", result)
         if job.flags & F_TEXT_ID:

@@ -513,9 +513,8 @@ def banner(server: Server) -> str:
         )
         lines.append(f"  durability  adds {options.adds}, everything else {options.changes}")
         if recovery.unreadable:
-            lines.append(
-                f"  unreadable  {len(recovery.unreadable):,} rows were left in the file, see the log"
-            )
+            n = len(recovery.unreadable)
+            lines.append(f"  unreadable  {n:,} rows, set aside as dead letters: see the log")
     lines.append(f"  clients     {'token required' if options.tokens else 'no token required'}")
     if options.backups is not None:
         place, minutes = options.backups.place, options.backups.interval_ms / 60_000

@@ -116,6 +116,8 @@ _SCAN_HEADS = f"""
     FROM jobs WHERE seq >= ? ORDER BY seq LIMIT ?
 """
 
+_REPAIR = "restore a backup, or save what can be read with: sqlite3 FILE .recover"
+
 _KINDS = {
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_BUSY: "locked",
@@ -361,6 +363,11 @@ class SqliteStore:
         with self._lock:
             self._check_open()
             try:
+                # A damaged page may hide rows without an error; next to reading them all this costs little.
+                first = self._con.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if first != b"ok":
+                    problem = " ".join(str(first, "utf-8", "replace").split())
+                    raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}", "corrupt")
                 names = [
                     (id_, text.decode("utf-8", "replace"))
                     for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")

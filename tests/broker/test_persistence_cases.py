@@ -227,7 +227,7 @@ def test_cases_c026_active_jobs_of_an_embedded_engine_come_back(home: Home) -> N
 
 
 def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is named, stays in the file as it is and can be removed there; everything else runs."""
+    """Each is named, set aside as a dead letter with its bytes, and can be removed; everything else runs."""
     talk = home.start()
     for n in range(107):
         talk.good("PUSH", queue="q", name="n", jobId=str(n), data={"n": n}, priority=int(n < 7))
@@ -248,31 +248,37 @@ def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.Lo
     con.commit()
     con.close()
 
-    for _ in range(2):
+    for first in (True, False):
         caplog.clear()
         talk = home.start()
-        assert sorted(seq for seq, _ in home.broker.recovery.unreadable) == seqs
+        assert sorted(seq for seq, _ in home.broker.recovery.unreadable) == (seqs if first else [])
         assert len(caplog.records) <= 10, "no endless log"
-        for seq in seqs:
+        for seq in seqs if first else []:
             assert f"row {seq} " in caplog.text
         assert [cron["name"] for cron in talk.good("CronList")["crons"]] == ["good"]
         assert "schedule 'bad' cannot be read" in caplog.text
+        # Under their own ids where the record is sound.
+        entries = talk.good("Dlq", queue="q")["entries"]
+        known = {"0", "1", "6", *(f"unreadable-{seq}" for seq in seqs[2:5])}
+        assert {entry["job"]["id"] for entry in entries} == known
+        assert all("cannot be read" in entry["error"] for entry in entries)
+        assert [job["id"] for job in talk.good("Dlq", queue="unreadable")["jobs"]] == [
+            f"unreadable-{seqs[5]}"
+        ]
         home.close()
     talk = home.start()
     held = _take(talk, 200)
     assert [*held] == [str(n) for n in range(7, 107)]
     for job_id, token in held.items():
         talk.good("ACK", id=job_id, token=token)
-    # They are not in the way of their ids, and whoever wants may remove the rows.
+    assert talk.good("PurgeDlq", queue="q")["count"] == 6
+    assert talk.good("PurgeDlq", queue="unreadable")["count"] == 1
     talk.good("PUSH", queue="q", name="n", jobId="0", data="again")
     home.close()
-    con = sqlite3.connect(home.file)
-    assert con.execute("DELETE FROM jobs WHERE seq <= ?", (seqs[6],)).rowcount == 7
-    con.commit()
-    con.close()
     talk = home.start()
     assert home.broker.recovery.unreadable == []
     assert [*_take(talk, 9)] == ["0"]
+    assert talk.good("Dlq", queue="q")["jobs"] == []
 
 
 def _take(talk: Talk, count: int) -> dict[str, str]:

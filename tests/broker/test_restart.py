@@ -100,7 +100,7 @@ def test_active_without_a_lease_is_repaired_at_the_start(machine: Machine) -> No
     for row, expires in zip(list(machine.store.load().jobs)[1:3], (1, 4_102_444_800_000), strict=True):
         seq, _, state, record, _, result = row
         assert struct.unpack_from("<q", record, expires_at) == (machine.clock.now_ms() + 1000,)
-        edited = record[:expires_at] + struct.pack("<q", expires) + record[expires_at + 8 :]
+        edited = b"\x01" + record[1:expires_at] + struct.pack("<q", expires) + record[expires_at + 8 : -4]
         machine.store.commit(Cut(updates=[seq, state, edited, result]))
     talk = machine.start()
     assert [job(talk, i)["state"] for i in "abcd"] == ["waiting", "active", "active", "active"]

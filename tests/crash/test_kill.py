@@ -193,7 +193,8 @@ def test_cases_c006_active_rows_without_a_live_lease_are_repaired(
         for (seq, record), (hi, until_ms) in zip(
             rows, [(0, 0), (None, now - 31_536_000_000), (None, 4_102_444_800_000)], strict=True
         ):
-            changed = bytearray(record)
+            changed = bytearray(record[:-4])
+            changed[0] = 1  # a record without a seal
             at = 60 + 16
             if hi == 0:
                 changed[at : at + 16] = bytes(16)
