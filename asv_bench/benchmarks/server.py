@@ -120,6 +120,40 @@ class Drain(Server):
             self.reply()
 
 
+class EmptyPull(Server):
+    """What do 20,000 ``PULLB`` that find nothing cost the server, in CPU for each? Idle workers send many."""
+
+    params = ([1, 100],)
+    param_names = ("unanswered",)
+
+    def setup(self, unanswered):
+        self.start("memory")
+        self.frames = (
+            self.frame(cmd="PULLB", queue="q", count=10, timeout=0, owner="w", reqId="1") * unanswered
+        )
+
+    def ask(self, n, unanswered):
+        for _ in range(n // unanswered):
+            self.sock.sendall(self.frames)
+            for _ in range(unanswered):
+                self.reply()
+
+    def cpu_s(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def time_empty_pulls(self, unanswered):
+        self.ask(20_000, unanswered)
+
+    def track_cpu_us(self, unanswered):
+        self.ask(2000, unanswered)
+        before = self.cpu_s()
+        self.ask(20_000, unanswered)
+        return (self.cpu_s() - before) / 20_000 * 1e6
+
+    track_cpu_us.unit = "us"
+
+
 class Start(Server):
     """How long does an empty server take to start, answer and stop?"""
 
