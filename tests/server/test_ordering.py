@@ -43,7 +43,7 @@ def test_requests_of_one_segment_run_in_the_order_written(
             frames.append(line.frame(**request, reqId=str(len(frames))))
 
         job_id = f"j{n}"
-        also(cmd="PUSH", queue="q", name="n", jobId=job_id, data=n)
+        also(cmd="PUSH", queue="q", name="n", jobId=job_id, data=n, durable=bool(n % 2))
         also(cmd="PULL", queue="q")  # long before any timeout of its own
         also(cmd="GetState", id=job_id)
         also(cmd="Progress", id=job_id, progress=n)
@@ -71,7 +71,7 @@ def test_requests_of_one_segment_run_in_the_order_written(
 def test_a_pull_behind_a_durable_add_gets_it_with_its_commit(
     start: Start, open_lines: Lines, tmp_path: Path
 ) -> None:
-    """Until then the job is nobody's: a pull that waits gets it, and nothing behind that is held up."""
+    """Until then the job is nobody's; a pull that waits holds up nothing."""
     (line,) = open_lines(start("--data", str(tmp_path / "jobs.db")), 1)
     for n in range(20):
         line.send(
