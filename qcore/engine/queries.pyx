@@ -315,7 +315,7 @@ cdef class Queries(Schedules):
             node = listed.c_begin()
             while node != NULL:
                 job = self.job_at(node.value)
-                assert job.queue == q.index and self.c_kind(job) == kind
+                assert job.queue == q.index and self.c_kind(job) == <int>kind
                 assert node.key.b == job.created_ms and node.key.c == job.seq
                 indexed.add(node.value)
                 node = listed.c_after(node)
