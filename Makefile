@@ -42,8 +42,9 @@ $(VENV)/.tools: $(VENV)/.installed
 demo: setup
 	@$(BIN)/qcore demo
 
+# Most tests wait for processes, disks and sockets: four at a time keep two cores busy.
 test: setup foreign
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 4 --dist loadfile
 
 soak: setup
 	@$(BIN)/python -m tests.soak.kills

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
+
+# A shell that runs us in the background has interrupts ignored, and so would all children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: the speed of a machine that is shared says nothing about correctness.
 settings.register_profile("dev", max_examples=50, deadline=None)

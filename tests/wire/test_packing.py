@@ -116,7 +116,7 @@ def test_subclasses_of_plain_types_go_as_those() -> None:
         (msgpack.ExtType(5, b""), None),
         (ValueError("x"), "type ValueError"),
     ],
-    ids=lambda v: repr(v)[:30],
+    ids=lambda v: repr(v)[:18],
 )
 def test_what_cannot_be_carried_is_refused(value: object, text: str | None) -> None:
     if isinstance(value, msgpack.ExtType):
