@@ -94,6 +94,7 @@ class Connection:
         return self._feed(data)
 
     def _feed(self, data: bytes) -> bool:
+        """Run what has come."""
         try:
             self.session.feed(data)
         except Exception as fault:

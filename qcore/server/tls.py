@@ -16,7 +16,7 @@ import stat
 from typing import NoReturn
 
 from qcore.errors import ConfigError
-from qcore.server.connection import RECEIVE_BYTES, Connection
+from qcore.server.connection import Connection
 from qcore.server.options import TlsFiles
 
 logger = logging.getLogger("qcore.server")
@@ -151,15 +151,7 @@ class TlsConnection(Connection):
         session = self.session
         return not session.backlogged and (session.partial > 0 or self._records.partial)
 
-    def receive(self) -> bool:
-        try:
-            data = self.sock.recv(RECEIVE_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        if not data:
-            return False
+    def _feed(self, data: bytes) -> bool:
         self._records.feed(data)
         plain: list[bytes] = []
         view = memoryview(data)
@@ -184,7 +176,7 @@ class TlsConnection(Connection):
                 return False
         if plain:
             whole = plain[0] if len(plain) == 1 else b"".join(plain)
-            alive &= self._feed(whole)
+            alive &= super()._feed(whole)
         return alive
 
     def _shake_hands(self) -> bool:
