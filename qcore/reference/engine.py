@@ -471,15 +471,19 @@ class Engine(Keys, Capacity):
 
     def _trim(self, queue: str, state: str, policy: Removal, now_ms: int) -> None:
         """Remove what the policy of the last job to end does not keep, oldest first."""
+        for job in self._beyond(queue, state, policy, now_ms):
+            self._drop(job.id)
+
+    def _beyond(self, queue: str, state: str, policy: Removal, now_ms: int) -> list[Job]:
+        """The ended jobs that a policy does not keep, oldest first."""
         if isinstance(policy, bool):
-            return
+            return []
         kept = policy if isinstance(policy, dict) else {"count": policy}
         ended = sorted(self._of(queue, state), key=lambda job: job.ended[1])
-        over = len(ended) - int(kept.get("count", len(ended)))
-        for i, job in enumerate(ended):
-            if i >= over and ("age" not in kept or job.ended[0] >= now_ms - int(kept["age"] * 1000)):
-                break
-            self._drop(job.id)
+        n = max(0, len(ended) - int(kept.get("count", len(ended))))
+        while n < len(ended) and "age" in kept and ended[n].ended[0] < now_ms - int(kept["age"] * 1000):
+            n += 1
+        return ended[:n]
 
     def _end(self, job: Job, now_ms: int) -> None:
         self._ended += 1

@@ -333,15 +333,9 @@ class FlowEngine(Engine):
 
     def _trim(self, queue: str, state: str, policy: Removal, now_ms: int) -> None:
         """As below, but what live jobs need stays."""
-        needed = {job.id for job in self._of(queue, state) if self._holders(job.id)}
-        if isinstance(policy, bool):
-            return
-        kept = policy if isinstance(policy, dict) else {"count": policy}
-        ended = sorted(self._of(queue, state), key=lambda job: job.ended[1])
-        over = len(ended) - int(kept.get("count", len(ended)))
-        for i, job in enumerate(ended):
-            if i >= over and ("age" not in kept or job.ended[0] >= now_ms - int(kept["age"] * 1000)):
-                break
+        beyond = self._beyond(queue, state, policy, now_ms)
+        needed = {job.id for job in beyond if self._holders(job.id)}
+        for job in beyond:
             if job.id not in needed:
                 self._drop(job.id)
 
