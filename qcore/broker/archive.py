@@ -3,7 +3,7 @@
 Memory keeps the newest completed jobs; the rows of the others stay in the store. A row is
 found by the id of its job: our own ids grow with the numbers of the rows, so a search halves
 the rows that come into question, between *fences* that are kept in memory, one for about a
-thousand rows; of custom ids the engine remembers the numbers. Who asks for all of a queue has
+thousand rows, or fewer when there have been very many; of custom ids the engine remembers the numbers. Who asks for all of a queue has
 the rows walked through, a page a turn. A row that a command needs is adopted by the engine for
 as long as the command runs.
 
@@ -17,6 +17,7 @@ import bisect
 import contextlib
 import heapq
 import logging
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: At most one fence for so many rows.
 FENCE_ROWS = 1024
+#: With more than these (16 bytes each) every second one goes: a search takes a read more then.
+MOST_FENCES = 1 << 16
 #: Jobs that one pass picks by their number.
 MOST_PICKED = 100_000
 _FIRST_LOOK = 4
@@ -58,8 +61,9 @@ class Archive:
         self._engine = broker.engine
         self._store = store
         self.retention_ms = retention_ms
-        self._fence_seqs: list[int] = [0]
-        self._fence_ids: list[int] = [0]
+        self._fence_seqs = array("q", [0])
+        self._fence_ids = array("Q", [0])
+        self._fence_rows = FENCE_ROWS
         self._errands: deque[Errand] = deque()
         self._sweep: Iterator[None] | None = None
         self._again = False
@@ -70,10 +74,17 @@ class Archive:
     # --- fences -----------------------------------------------------------------------------
 
     def fence(self, seq: int, last_id: int) -> None:
-        """Rows up to ``seq`` have ids of ours up to ``last_id``, later ones greater ids."""
-        if seq - self._fence_seqs[-1] >= FENCE_ROWS and last_id > self._fence_ids[-1]:
-            self._fence_seqs.append(seq)
-            self._fence_ids.append(last_id)
+        """Rows up to ``seq`` have ids of ours up to ``last_id``, later ones greater ids.
+
+        What was added counts, whether a row is left of it or not, so their number has a bound of its own.
+        """
+        if seq - self._fence_seqs[-1] < self._fence_rows or last_id <= self._fence_ids[-1]:
+            return
+        self._fence_seqs.append(seq)
+        self._fence_ids.append(last_id)
+        if len(self._fence_seqs) > MOST_FENCES:
+            del self._fence_seqs[1::2], self._fence_ids[1::2]
+            self._fence_rows *= 2
 
     # --- finding ------------------------------------------------------------------------------
 
@@ -322,3 +333,5 @@ class Archive:
         n = len(self._fence_seqs) if first_row is None else bisect.bisect_left(self._fence_seqs, first_row)
         if n > 1:
             del self._fence_seqs[: n - 1], self._fence_ids[: n - 1]
+        if len(self._fence_seqs) < MOST_FENCES // 2:
+            self._fence_rows = FENCE_ROWS

@@ -713,11 +713,12 @@ cdef class Table:
     cdef int c_clear_counts(self, Queue q) except -1:
         """Forget what was counted of a queue."""
         cdef Meter meter
+        cdef uint32_t i
         if self.tracking and q.index < MAX_METERED_QUEUES:
             for meter in (q.completions, q.failures):
                 key = <int64_t>q.index << (MINUTE_BITS + 1) | (meter is q.failures)
-                for minute, _ in meter.closed or ():
-                    self.side["minutes", key | minute << 1] = None
+                for i in range(meter.n_closed):
+                    self.side["minutes", key | meter.c_closed(i).minute << 1] = None
         q.completions = Meter()
         q.failures = Meter()
         q.n_events = 0
@@ -759,9 +760,10 @@ cdef class Table:
         if not meter.minute - self.max_minutes < minute < meter.minute:
             self.c_side("minutes", key, None)
             return 0
-        if meter.closed is None:
-            meter.closed = deque()
-        meter.closed.append((minute, int.from_bytes(packed, "little")))
+        count = int.from_bytes(packed, "little", signed=True)
+        if count < 1:
+            raise ValueError("not a number of outcomes")
+        meter.c_close(minute, count)
         return 0
 
     cdef c_check_counts(self):

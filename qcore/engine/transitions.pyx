@@ -894,8 +894,9 @@ cdef class Transitions(Capacity):
 
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome):
         """Remember how the engine ended a delivery, for its holder's late answer. Bounded, first in first out."""
-        self.final_tokens[(hi, lo)] = outcome
-        self.final_order.append((hi, lo))
+        cdef tuple token = (hi, lo)         # one object in both: most of what an entry costs
+        self.final_tokens[token] = outcome
+        self.final_order.append(token)
         if len(self.final_order) > LATE_ANSWERS:
             self.final_tokens.pop(self.final_order.popleft(), None)
 

@@ -527,6 +527,19 @@ def test_an_archived_job_with_an_id_of_ours_costs_no_memory() -> None:
     assert len(broker.archive._fence_seqs) < 9000 / 1024 + 2
 
 
+@pytest.mark.parametrize("policy", [True, False])
+def test_what_finds_rows_does_not_grow_with_the_jobs_that_have_been(
+    monkeypatch: pytest.MonkeyPatch, policy: bool
+) -> None:
+    monkeypatch.setattr(archive, "FENCE_ROWS", 4)
+    monkeypatch.setattr(archive, "MOST_FENCES", 16)
+    machine = Machine(None)
+    machine.start(max_completed=1)
+    ids = machine.run(*[""] * 600, removeOnComplete=policy)
+    assert len(machine.broker.archive._fence_seqs) == len(machine.broker.archive._fence_ids) <= 16
+    assert states(machine.talk, ids[:-1]) == ["unknown" if policy else "completed"] * 599
+
+
 def test_completed_jobs_may_be_kept_for_ever(machine: Machine) -> None:
     machine.broker.store.close()
     machine.start(completed_retention_ms=None)

@@ -225,6 +225,7 @@ def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive, "ARCHIVE_PAGE_ROWS", 5)
         patch.setattr(archive, "FENCE_ROWS", 4)
+        patch.setattr(archive, "MOST_FENCES", 8)
         patch.setattr(archived, "ARCHIVE_PAGE_ROWS", 5)
         patch.setattr(archived, "READ_ROWS", 3)
         patch.setattr(archived, "FIRST_TURNS", 2)

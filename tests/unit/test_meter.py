@@ -54,6 +54,26 @@ def test_defect_93_old_minutes_are_dropped_when_one_begins() -> None:
     assert before.is_empty
     assert list(cut.side) == [("telemetry", 1)]  # inside a minute nothing of the others is touched
     engine._check()
+    queue = engine.queue("q")
+    assert queue is not None
+    assert queue.completions.nbytes == 1024 * 16
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_stored_minute_that_is_no_number_of_outcomes_is_told(count: int) -> None:
+    engine = Engine(SEED, tracking=True)
+    store = MemoryStore()
+    for minute in range(3):
+        outcome(engine, NOW + minute * MINUTE)
+    store.commit(rows.take_rows(engine, NOW, 0))
+    (first, _), second = store.load().side["minutes"]
+    again = Engine(SEED, tracking=True)
+    snapshot = store.load()
+    rows.restore_names(again, snapshot.names, snapshot.queues, NOW, 0)
+    damaged = [(first, count.to_bytes(8, "little", signed=True)), second]
+    assert rows.restore_counts(again, snapshot.side["telemetry"], damaged) == 1
+    assert again.metrics("q", "completed")[1] == [1, 1]
+    again._check()
 
 
 def test_defect_56_a_journal_is_a_number() -> None:
