@@ -4,8 +4,10 @@
 
 Adds plain and durable ones, batches, priorities, delays, retries, flows, unique keys,
 custom ids and dead letters, beside schedules and a subscriber, while workers come, are
-ended and are killed. Samples are printed as JSON lines, the report at the end. Fails
-when a job was lost or done twice, and when memory, log, file or latency clearly grow.
+ended and are killed. At first so many jobs go through without a pause that what is kept
+up to a bound is full; only then the time begins. Samples are printed as JSON lines, the
+report at the end. Fails when a job was lost or done twice, and when memory, log, file or
+latency grow.
 """
 
 from __future__ import annotations
@@ -52,14 +54,24 @@ MOST_LEFT = 10_000
 #: Finished jobs that were kept are removed when they are this old; later, they would be in the file only.
 KEEP_MS = 15_000
 
-# What counts as growth from the first third after the warm-up to the last one.
-MOST_MEMORY = 1.25
+#: Answers of 10,000 deliveries to one kind of worker, 50,000 ids of completed jobs, the pages of the file
+#: and the gaps in the heap between all of them are there after so many jobs.
+FILL_JOBS = 800_000
+FILL_RATE = 10_000.0
+#: The producer waits while more jobs than this are not finished, so that memory is not that of a backlog.
+FILL_LEFT = 1_000
+
+# What counts as growth: memory over the last half by its slope ...
+MOST_MEMORY = 1.03
+MEMORY_FLOOR_MIB = 1.0
+# ... and the others from the first third after the warm-up to the last one.
 MOST_FILE = 1.5
 MOST_LATENCY = 3.0
 LATENCY_FLOOR_MS = 20.0
 MOST_WAL_MIB = 64.0
 #: Shorter runs have no thirds that could be compared.
 LEAST_S = 300.0
+FOREVER_S = 1e9
 
 
 @dataclass
@@ -70,6 +82,8 @@ class Tally:
     retried: int = 0
     cleaned: int = 0
     completed_events: int = 0
+    filled: int = 0
+    fill_s: float = 0.0
     samples: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -95,8 +109,11 @@ class Subscriber(threading.Thread):
 class Soak:
     """One run."""
 
-    def __init__(self, folder: Path, seconds: float, rate: float, seed: int, sample_s: float) -> None:
+    def __init__(
+        self, folder: Path, seconds: float, rate: float, seed: int, sample_s: float, fill: int = 0
+    ) -> None:
         self.folder = folder
+        self.fill = fill
         self.seconds = seconds
         self.sample_s = sample_s
         self.rng = random.Random(seed)
@@ -122,10 +139,12 @@ class Soak:
             for work in CREW:
                 self.crew.hire(*work)
             prober = self._probe()
-            self.began = time.monotonic()
-            self.producer.start()
             try:
-                self._watch()
+                self.line.call("Prometheus")  # loads a library
+                self.began = time.monotonic()
+                self.producer.start()
+                self._fill()
+                self._watch(self.seconds)
                 self.producer.stop()
                 prober.terminate()
                 assert prober.wait(60) == 0
@@ -164,11 +183,25 @@ class Soak:
 
     # --- the run ------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Until the time is over: let workers come and go, tidy up, take samples."""
-        end = self.began + self.seconds
+    def _fill(self) -> None:
+        """Let jobs through without a pause, until there are enough of them; then the time begins."""
+        if self.fill:
+            self.producer.rate = FILL_RATE
+            self._watch(FOREVER_S, FILL_LEFT, self.fill)
+            self.producer.rate = self.rate
+            self.producer.hold.clear()
+        self.tally.filled = self.producer.confirmed
+        self.tally.fill_s = time.monotonic() - self.began
+        self.tally.samples.clear()
+        self.began = time.monotonic()
+
+    def _watch(self, seconds: float, most_left: int = MOST_LEFT, jobs: int | None = None) -> None:
+        """Until the time is over, or so many jobs are added: workers come and go, samples are taken."""
+        end = self.began + seconds
         at = {"change": self.began + 1.0, "tidy": self.began + 2.0, "sample": self.began + self.sample_s}
-        while (now := time.monotonic()) < end:
+        if jobs is not None:
+            at["look"] = self.began
+        while (now := time.monotonic()) < end and (jobs is None or self.producer.confirmed < jobs):
             if self.producer.failure is not None:
                 raise self.producer.failure
             if now >= at["change"]:
@@ -182,8 +215,19 @@ class Soak:
                 at["sample"] = now + self.sample_s
                 sample = self._sample()
                 print(json.dumps(sample), flush=True)
-                (self.producer.hold.set if sample["left"] > MOST_LEFT else self.producer.hold.clear)()
+                self._hold(most_left, int(sample["left"]))
+            if jobs is not None and now >= at["look"]:
+                at["look"] = now + 0.1
+                self._hold(most_left, self._left(self.line.call("Stats")["stats"]))
             time.sleep(max(0.0, min(end, *at.values()) - time.monotonic()))
+
+    def _hold(self, most: int, left: int) -> None:
+        """Let the producer wait while the workers are behind."""
+        (self.producer.hold.set if left > most else self.producer.hold.clear)()
+
+    @staticmethod
+    def _left(stats: dict[str, Any]) -> int:
+        return int(stats["waiting"] + stats["active"] + stats["delayed"])
 
     def _tidy(self) -> None:
         tally = self.tally
@@ -204,7 +248,7 @@ class Soak:
         sample["machine_load"] = round(os.getloadavg()[0], 1)
         sample["added"] = self.producer.confirmed
         sample["completed"] = stats["completed"]
-        sample["left"] = stats["waiting"] + stats["active"] + stats["delayed"]
+        sample["left"] = self._left(stats)
         sample["kills"], sample["ended"] = self.crew.n_killed, self.crew.n_ended
         self.tally.samples.append(sample)
         return sample
@@ -221,7 +265,7 @@ class Soak:
         while True:
             counts = self.line.call("Stats")["stats"]
             parked = self.line.call("GetJobCounts", queue=FLOWS)["counts"].get("waiting-children", 0)
-            left = counts["waiting"] + counts["active"] + counts["delayed"] + parked
+            left = self._left(counts) + parked
             if not left:
                 return
             assert time.monotonic() < deadline, f"{left} jobs are never run: {counts}"
@@ -277,7 +321,9 @@ class Soak:
         report: dict[str, Any] = {
             "seconds": round(self.seconds),
             "jobs": len(expected) + ticks,
-            "jobs_per_s": round((len(expected) + ticks) / self.seconds),
+            "jobs_per_s": round((len(expected) + ticks) / (self.seconds + tally.fill_s)),
+            "jobs_to_fill": tally.filled,
+            "seconds_to_fill": round(tally.fill_s),
             "by_kind": {k: int(np.count_nonzero(kinds == i)) for i, k in enumerate(KINDS)},
             "duplicates": producer.duplicates,
             "schedules": ran,
@@ -313,14 +359,17 @@ class Soak:
         return int(np.count_nonzero((kinds >= 0) & ~np.isin(kinds, elsewhere))) - parents
 
     def _growth(self, samples: Any, problems: list[str]) -> dict[str, Any]:
-        """First third after the warm-up against the last one, for each figure."""
+        """The slope of memory; first third after the warm-up against the last one for the other figures."""
         warm_s = max(self.seconds * 0.1, min(60.0, self.seconds * 0.2))
         third_s = (self.seconds - warm_s) / 3
         spans = [(warm_s, warm_s + third_s), (self.seconds - third_s, self.seconds)]
         judged = self.seconds >= LEAST_S
         out: dict[str, Any] = {"warm_up_s": round(warm_s)}
         rows = [s for s in self.tally.samples if s["at_s"] <= self.seconds + self.sample_s]
-        for name, most in (("rss_mib", MOST_MEMORY), ("file_mib", MOST_FILE), ("fds", 2.0)):
+        out["rss_mib"] = memory = flatness([(s["at_s"], s["rss_mib"]) for s in rows])
+        if judged and not memory["flat"]:
+            problems.append(f"memory grew by {memory['rise']} MiB in the last half, from {memory['middle']}")
+        for name, most in (("file_mib", MOST_FILE), ("fds", 2.0)):
             first, last = ([s[name] for s in rows if a <= s["at_s"] <= b] or [0.0] for a, b in spans)
             figures = (statistics.median(first), statistics.median(last), max(s[name] for s in rows))
             out[name] = dict(zip(("first", "last", "max"), (round(f, 1) for f in figures), strict=True))
@@ -342,6 +391,30 @@ class Soak:
                 if after > max(MOST_LATENCY * before, LATENCY_FLOOR_MS):
                     problems.append(f"{name}: p99 grew from {before} to {after} ms")
         return out
+
+
+def flatness(samples: list[tuple[float, float]]) -> dict[str, Any]:
+    """How much the figure rose over the last half of the time, by the median slope between its samples.
+
+    Flat is what rose by less than 3 %, or by less than 1 MiB.
+    """
+    end = samples[-1][0]
+    half = [(at, value) for at, value in samples if at >= end / 2]
+    at_s, value = np.array(half).T
+    i, k = np.triu_indices(len(half), 1)
+    apart = at_s[k] > at_s[i]
+    slopes = (value[k] - value[i])[apart] / (at_s[k] - at_s[i])[apart]
+    slope = float(np.median(slopes)) if slopes.size else 0.0
+    rise, middle = slope * (end - end / 2), float(np.median(value))
+    return {
+        "first": samples[0][1],
+        "middle": round(middle, 2),
+        "last": samples[-1][1],
+        "max": max(v for _, v in samples),
+        "rise": round(rise, 2),
+        "per_hour": round(slope * 3600, 2),
+        "flat": rise < max(MEMORY_FLOOR_MIB, (MOST_MEMORY - 1) * middle),
+    }
 
 
 def percentiles(at_s: Any, took_ms: Any, window_s: float = 5.0) -> dict[str, float]:
@@ -371,6 +444,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=1000.0, help="jobs a second")
+    parser.add_argument("--fill", type=int, default=FILL_JOBS, help="jobs before the time begins")
     parser.add_argument("--sample-s", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=None, help="of the load; printed")
     parser.add_argument("--folder", type=Path, help="where the files go; default a temporary one")
@@ -379,7 +453,7 @@ def main(argv: list[str] | None = None) -> int:
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     folder: Path = options.folder or Path(tempfile.mkdtemp(prefix="qcore-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
-    soak = Soak(folder, options.minutes * 60, options.rate, seed, options.sample_s)
+    soak = Soak(folder, options.minutes * 60, options.rate, seed, options.sample_s, options.fill)
     try:
         report = soak.run()
     except BaseException:

@@ -50,7 +50,7 @@ class Producer(threading.Thread):
         self.late_s = 0.0
         self.failure: BaseException | None = None
         self.hold = threading.Event()
-        self._rate = rate
+        self.rate = rate
         self._rng = random.Random(seed)
         self._port = port
         self._ended = threading.Event()
@@ -70,7 +70,7 @@ class Producer(threading.Thread):
                 if self.hold.is_set():
                     due = time.monotonic()
                 else:
-                    self._turn(line, round(self._rate * TURN_S))
+                    self._turn(line, round(self.rate * TURN_S))
                 due += TURN_S
                 left = due - time.monotonic()
                 if left < -1.0:  # the machine is slower than the rate: no burst afterwards

@@ -17,11 +17,25 @@ def test_killed_workers_lose_no_job(tmp_path: Path) -> None:
 
 
 def test_a_mixed_load_adds_up(tmp_path: Path) -> None:
-    report = mixed.Soak(tmp_path, seconds=4, rate=500, seed=1, sample_s=1).run()
+    report = mixed.Soak(tmp_path, seconds=4, rate=500, seed=1, sample_s=1, fill=1000).run()
     assert not report["problems"]
     assert report["jobs"] > 500
+    assert report["jobs_to_fill"] >= 1000
     assert report["kills"] + report["graceful_ends"]
     assert all(n for kind, n in report["by_kind"].items() if kind != "custom"), report["by_kind"]
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "jump", "flat"),
+    [(0.0, 0.0, True), (0.02, 0.0, True), (0.13, 0.0, False), (0.0, 40.0, True), (-0.5, 0.0, True)],
+    ids=["constant", "hardly", "as it once grew", "one moment", "shrinks"],
+)
+def test_growth_is_told_from_noise(per_minute: float, jump: float, flat: bool) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.3, 720)
+    samples = [(5.0 * n, 55 + noise[n] + per_minute * n / 12 + jump * (n == 600)) for n in range(720)]
+    found = mixed.flatness(samples)
+    assert found["flat"] is flat
+    assert found["per_hour"] == pytest.approx(60 * per_minute, abs=1.0)
 
 
 def sums(tmp_path: Path, *workers: tuple[int, list[tuple[int, int, int]]]) -> Sums:
