@@ -43,6 +43,7 @@ MODULES = [
     "qcore.engine.transitions",
     "qcore.engine.losses",
     "qcore.engine.flows",
+    "qcore.engine.workers",
     "qcore.engine.schedules",
     "qcore.engine.queries",
     "qcore.engine.engine",

@@ -103,9 +103,9 @@ def _encrypt(sock: socket.socket, context: ssl.SSLContext, target: Target) -> ss
 
 
 class SocketPipe:
-    """A blocking socket, with TLS or without."""
+    """A blocking socket, with TLS or without. Receives into one buffer for its life."""
 
-    __slots__ = ("_sock", "_timeout")
+    __slots__ = ("_sock", "_timeout", "_view")
 
     def __init__(self, target: Target, timeout: float = CONNECT_TIMEOUT_S) -> None:
         context = target.tls.context() if target.tls is not None else None
@@ -117,6 +117,7 @@ class SocketPipe:
         except OSError as exc:
             raise refused_address(target, exc) from None
         self._timeout = timeout
+        self._view = memoryview(bytearray(READ_BYTES))
 
     def _wait_at_most(self, timeout: float) -> None:
         if timeout != self._timeout:
@@ -133,14 +134,14 @@ class SocketPipe:
     def read(self, timeout: float) -> bytes:
         try:
             self._wait_at_most(timeout)
-            data = self._sock.recv(READ_BYTES)
+            n = self._sock.recv_into(self._view)
         except TimeoutError:
             raise CommandTimeout(f"no reply within {timeout:g} s") from None
         except OSError as exc:
             raise ConnectionLost(f"connection broke: {exc}", maybe_applied=True) from None
-        if not data:
+        if not n:
             raise ConnectionLost("the server closed the connection", maybe_applied=True)
-        return data
+        return bytes(self._view[:n])
 
     def alive(self) -> bool:
         try:

@@ -195,6 +195,7 @@ class Archive:
                 if next(errand, self) is self:
                     return True
         self._errands.append(errand)
+        self._broker.ask_archive()
         return False
 
     def _held(self, errand: Errand) -> Errand:
@@ -227,6 +228,7 @@ class Archive:
         """Milliseconds until :meth:`turn` has something to do; -1 = not within an hour.
 
         Hosts look at least once an hour, so a broker with nothing else to do says that it has nothing to do.
+        The broker asks again when that time has come, when jobs leave memory, and after ``ask_archive``.
         """
         if self._errands:
             return 0
@@ -244,6 +246,7 @@ class Archive:
             self._again = True
         else:
             self.due_ms = self._broker.wall_ms + ARCHIVE_TURN_MS
+        self._broker.ask_archive()
 
     def begin(self) -> None:
         """Everything is there that the store has: look for what is over."""
@@ -251,6 +254,7 @@ class Archive:
             self.due_ms = self._broker.wall_ms
         elif self.retention_ms is not None:
             self.due_ms = self._broker.wall_ms + self.retention_ms + 1
+        self._broker.ask_archive()
 
     def _take_sweep(self) -> None:
         now_ms = self._broker.wall_ms

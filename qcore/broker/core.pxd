@@ -77,6 +77,7 @@ cdef class Broker:
     cdef readonly Engine engine
     cdef readonly object store
     cdef readonly object archive        # completed jobs that only the store has; see archive.py
+    cdef int64_t archive_asked_ms, archive_at_ms, archive_left  # when it was asked, is to be asked again; its answer
     cdef readonly object clock          # None = the machine's clocks
     cdef PyThread_type_lock lock
     cdef Encoder encoder                # None: the store takes rows in lists
@@ -85,7 +86,7 @@ cdef class Broker:
     cdef bint sync_adds, sync_changes
     cdef bint owes_sync                 # a held reply of the gathering cut promises an fsync
     cdef int64_t flush_ns, retry_first_ns
-    cdef int64_t now_ms, now_ns
+    cdef int64_t now_ms, now_ns, past_ns    # the last: the wall clock's part of a millisecond
     # the gathering cut
     cdef list holding                   # outlets with held replies
     cdef dict staged                    # slots of durable adds, in order, and the numbers of their jobs
@@ -131,6 +132,7 @@ cdef class Broker:
     cdef uint32_t batch         # mark of the batch that is being judged
 
     cdef int c_enter(self) except -1
+    cdef int c_lock(self) except -1
     cdef c_leave(self)
     cdef int c_tick(self) except -1
     cdef int c_took(self, int64_t n_frames) except -1
@@ -163,6 +165,7 @@ cdef class Broker:
     cdef c_begin_commit(self)
     cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept
     cdef int c_due(self) except -1
+    cdef int64_t c_archive_left_ms(self) except? -2
     cdef int64_t c_next_due(self, int more) except? -2
     cdef int c_demand_size(self, Py_ssize_t size) except -1
     cdef c_packed_job(self, Outlet outlet, uint32_t slot, int view)

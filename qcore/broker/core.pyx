@@ -13,7 +13,7 @@ from cpython.pythread cimport (
     NOWAIT_LOCK, WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
     PyThread_release_lock,
 )
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 from libc.time cimport time_t
 
 from qcore.broker.jobview cimport (
@@ -53,6 +53,7 @@ cdef extern from "time.h" nogil:
 logger = logging.getLogger("qcore.broker")
 
 cdef int64_t RETRY_MOST_NS = 30_000_000_000
+cdef int64_t ARCHIVE_ASK_MS = 60_000
 
 cdef int64_t[N_BUCKETS - 1] BOUNDS_NS = [int(bound * 1e6) for bound in limits.LATENCY_BOUNDS_MS]
 
@@ -153,6 +154,7 @@ cdef class Broker:
         self.telling = []
         self.scratch = Writer()
         self.intake = True
+        self.archive_asked_ms = INT64_MAX
         self.archive = Archive(self, store, retention_ms)
         self.c_tick()
         self.started_ms = self.now_ms
@@ -166,10 +168,15 @@ cdef class Broker:
 
     cdef int c_enter(self) except -1:
         """Take the lock and read the clocks; pairs with :meth:`c_leave`."""
+        self.c_lock()
+        self.c_tick()
+        return 0
+
+    cdef int c_lock(self) except -1:
+        """The same for what needs no time."""
         if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
             with nogil:
                 PyThread_acquire_lock(self.lock, WAIT_LOCK)
-        self.c_tick()
         return 0
 
     cdef c_leave(self):
@@ -190,6 +197,7 @@ cdef class Broker:
         if self.clock is None:
             clock_gettime(CLOCK_REALTIME, &t)
             self.now_ms = <int64_t>t.tv_sec * 1000 + t.tv_nsec // 1000000
+            self.past_ns = t.tv_nsec % 1000000
             clock_gettime(CLOCK_MONOTONIC, &t)
             self.now_ns = <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
         else:
@@ -720,8 +728,9 @@ cdef class Broker:
         cdef uint32_t number
         cdef Wait wait
         cdef const unsigned char *req_id
-        if self.archive.left_ms(self.now_ms) == 0:
+        if self.c_archive_left_ms() == 0:
             self.archive.turn()
+            self.archive_asked_ms = INT64_MAX
         if self.engine.woken:
             self.c_serve()
         if self.engine.settled:
@@ -748,9 +757,23 @@ cdef class Broker:
         self.c_note()
         return more
 
+    cdef int64_t c_archive_left_ms(self) except? -2:
+        """Milliseconds until the archive has something to do, or -1. It is asked when that may have changed."""
+        if self.engine.trims or self.now_ms >= self.archive_at_ms or self.now_ms < self.archive_asked_ms:
+            self.archive_asked_ms = self.now_ms
+            self.archive_left = self.archive.left_ms(self.now_ms)
+            self.archive_at_ms = self.now_ms + (self.archive_left if self.archive_left >= 0 else ARCHIVE_ASK_MS)
+        if self.archive_left < 0:
+            return -1
+        return max(0, self.archive_at_ms - self.now_ms)
+
+    def ask_archive(self):
+        """The archive has something else to do than it last said."""
+        self.archive_asked_ms = INT64_MAX
+
     cdef int64_t c_next_due(self, int more) except? -2:
         """Nanoseconds until something is due; -1 when nothing is."""
-        cdef int64_t left = self.engine.c_next_due(self.now_ms, self.now_ns), due
+        cdef int64_t left = self.engine.c_next_due(self.now_ms, self.past_ns, self.now_ns), due
         cdef uint32_t item
         if self.ends.c_first(&due, &item) and (left < 0 or due - self.now_ns < left):
             left = max(0, due - self.now_ns)
@@ -758,7 +781,7 @@ cdef class Broker:
             due = self.c_retry_ns() if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
             if left < 0 or due - self.now_ns < left:
                 left = max(0, due - self.now_ns)
-        due = self.archive.left_ms(self.now_ms)
+        due = self.c_archive_left_ms()
         if due >= 0 and (left < 0 or due * 1000000 < left):
             left = due * 1000000
         return 0 if more else left

@@ -21,8 +21,8 @@ from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_GUEST, F_KEYED, F_LINKED, F_LOGGED, F_NEEDED,
-    F_PERSISTED, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run,
-    blob_bytes, blob_new,
+    F_PERSISTED, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, KEPT, MAX_SPAN_MS, PARKED, READY, STAGED, Blob,
+    Job, Run, blob_bytes, blob_new,
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
@@ -44,7 +44,6 @@ from qcore.store.base import Cut
 if sys.byteorder != "little":
     raise ImportError("qcore stores little-endian records and has not been built for this machine")
 
-cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
 
 cdef enum:
     RECORD_VERSION = 2

@@ -42,7 +42,10 @@ cdef class Session(Outlet):
     cdef bint named             # the last queue that was asked for has a valid name
     cdef public dict state          # for generic handlers
 
-    cdef int c_run(self, bytes whole) except -1
+    cdef int c_feed(self, const unsigned char *p, Py_ssize_t n) except -1
+    cdef Py_ssize_t c_partial(self) noexcept
+    cdef int c_run_pending(self) except -1
+    cdef int c_run(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef uint32_t c_most(self) noexcept
     cdef int c_frames(self, const unsigned char *p, Py_ssize_t n, Py_ssize_t *used) except -1
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1

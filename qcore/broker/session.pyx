@@ -8,6 +8,7 @@ which a test holds; when in doubt, a hot path declines and changes nothing.
 """
 
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.math cimport floor, isfinite
@@ -139,37 +140,56 @@ cdef class Session(Outlet):
 
     # --- the stream -----------------------------------------------------------------------
 
-    def feed(self, bytes data not None):
-        """Run every whole frame of the stream so far. Linear in the bytes, however they are cut."""
-        cdef Py_ssize_t want, n = PyBytes_GET_SIZE(data)
-        cdef bytes whole = data
-        if self.closing or self.closed or n == 0:
-            return
-        if self.backlogged:
-            self.chunks.append(data)
-            self.n_chunks += n
-            return
-        if self.pending is not None:
-            # Pieces of one large frame are only joined once it is whole, or its length known.
-            self.chunks.append(data)
-            self.n_chunks += n
-            want = 4
-            if PyBytes_GET_SIZE(self.pending) >= 4:
-                want += c_load32(<const unsigned char *>PyBytes_AS_STRING(self.pending))
-            if PyBytes_GET_SIZE(self.pending) + self.n_chunks < want <= self.c_most() + 4:
-                return
-            whole = self.pending + b"".join(self.chunks)
-            self.pending = None
-        self.c_run(whole)
+    def feed(self, data not None, Py_ssize_t n=-1):
+        """Run every whole frame of the stream so far. Linear in the bytes, however they are cut.
 
-    cdef int c_run(self, bytes whole) except -1:
+        ``data`` may be a buffer that is used again, of which the first ``n`` bytes have come.
+        Returns how many bytes of a frame that is not whole yet are here.
+        """
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if n < 0:
+                n = view.len
+            elif n > view.len:
+                raise ValueError(f"n: expected at most the {view.len} bytes of data, got {n}")
+            self.c_feed(<const unsigned char *>view.buf, n)
+        finally:
+            PyBuffer_Release(&view)
+        return self.c_partial()
+
+    cdef int c_feed(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Py_ssize_t want
+        if self.closing or self.closed or n == 0:
+            return 0
+        if self.backlogged or self.pending is not None:
+            self.chunks.append(PyBytes_FromStringAndSize(<const char *>p, n))
+            self.n_chunks += n
+        if self.backlogged:
+            return 0
+        if self.pending is None:
+            return self.c_run(p, n)
+        # Pieces of one large frame are only joined once it is whole, or its length known.
+        want = 4
+        if PyBytes_GET_SIZE(self.pending) >= 4:
+            want += c_load32(<const unsigned char *>PyBytes_AS_STRING(self.pending))
+        if PyBytes_GET_SIZE(self.pending) + self.n_chunks < want <= self.c_most() + 4:
+            return 0
+        return self.c_run_pending()
+
+    cdef int c_run_pending(self) except -1:
+        cdef bytes whole = self.pending + b"".join(self.chunks)
+        self.pending = None
+        return self.c_run(<const unsigned char *>PyBytes_AS_STRING(whole), PyBytes_GET_SIZE(whole))
+
+    cdef int c_run(self, const unsigned char *p, Py_ssize_t n) except -1:
         """Run the whole frames of these bytes and keep what is left."""
-        cdef Py_ssize_t used = 0, n = PyBytes_GET_SIZE(whole)
+        cdef Py_ssize_t used = 0
         cdef int64_t before = self.n_frames
         cdef Broker broker = self.broker
         self.broker.c_enter()
         try:
-            self.c_frames(<const unsigned char *>PyBytes_AS_STRING(whole), n, &used)
+            self.c_frames(p, n, &used)
             if broker.timed[T_PUSH] | broker.timed[T_PULL] | broker.timed[T_ACK]:
                 broker.c_took(self.n_frames - before)
             if self.broker.engine.woken:
@@ -182,19 +202,16 @@ cdef class Session(Outlet):
         finally:
             self.broker.c_leave()
         if used < n and not self.closing:
-            self.pending = whole[used:]
+            self.pending = PyBytes_FromStringAndSize(<const char *>p + used, n - used)
             self.chunks = []
             self.n_chunks = 0
         return 0
 
     def resume(self):
         """Go on with the requests that waited for room, once the output has been taken, or for a commit."""
-        cdef bytes whole
         if self.backlogged and not self.closed and not self.behind_adds:
             self.backlogged = False
-            whole = self.pending + b"".join(self.chunks)
-            self.pending = None
-            self.c_run(whole)
+            self.c_run_pending()
 
     @property
     def behind_adds(self):
@@ -204,6 +221,9 @@ cdef class Session(Outlet):
     @property
     def partial(self):
         """Bytes of a frame that is not whole yet."""
+        return self.c_partial()
+
+    cdef Py_ssize_t c_partial(self) noexcept:
         if self.pending is None or self.backlogged:
             return 0
         return PyBytes_GET_SIZE(self.pending) + self.n_chunks
@@ -214,6 +234,11 @@ cdef class Session(Outlet):
         return self.holding
 
     @property
+    def settled(self):
+        """Whether it has no output, lets no request wait for room and is not to be closed."""
+        return self.out.n == 0 and not self.backlogged and not self.closing
+
+    @property
     def has_output(self):
         """Whether :meth:`take` has something to give."""
         return self.out.n > 0
@@ -222,7 +247,7 @@ cdef class Session(Outlet):
         """The bytes to be sent now; they are no longer here afterwards."""
         if self.out.n == 0:
             return b""
-        self.broker.c_enter()
+        self.broker.c_lock()
         try:
             return self.out.take()
         finally:

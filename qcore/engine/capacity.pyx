@@ -8,7 +8,7 @@ rate of a queue and :mod:`~qcore.engine.lanes` for the groups.
 from libc.stdint cimport int64_t, uint32_t
 
 from qcore.engine.bucket cimport TokenBucket
-from qcore.engine.job cimport ACTIVE, DELAYED, F_GROUPED, READY, STAGED, Job
+from qcore.engine.job cimport ACTIVE, DELAYED, F_GROUPED, MAX_SPAN_MS, READY, STAGED, Job
 from qcore.engine.keys cimport Keys
 from qcore.engine.lanes cimport Group, Lanes, Wanted
 from qcore.engine.queue cimport Queue
@@ -16,7 +16,6 @@ from qcore.engine.queue cimport Queue
 from qcore.errors import LimitError
 
 cdef int64_t TIDY_NS = 1_000_000_000    # nobody waits for it: so much later, and many at once
-cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
 
 
 cdef class Capacity(Keys):

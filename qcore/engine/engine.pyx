@@ -662,7 +662,7 @@ cdef class Engine(Queries):
 
     def next_due(self, int64_t now_ms, int64_t now_ns):
         """Nanoseconds until the engine next has something to do; None when nothing is due ever."""
-        cdef int64_t left = self.c_next_due(now_ms, now_ns)
+        cdef int64_t left = self.c_next_due(now_ms, 0, now_ns)
         return None if left < 0 else left
 
     def pause(self, str queue not None, bint paused=True, *, int64_t now_ms=0):

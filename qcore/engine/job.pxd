@@ -104,3 +104,21 @@ cdef void blob_free(Blob *blob) noexcept
 
 cdef inline unsigned char *blob_bytes(Blob *blob) noexcept nogil:
     return <unsigned char *>(blob + 1)
+
+
+# Spans of time: beyond 100 years they are all the same, and no sum overflows.
+cdef extern from *:
+    """
+    #define QCORE_MAX_SPAN_MS (INT64_C(100) * 366 * 86400000)
+    """
+    const int64_t MAX_SPAN_MS "QCORE_MAX_SPAN_MS"
+
+
+cdef inline int64_t c_later(int64_t now_ns, int64_t ms) noexcept nogil:
+    """A deadline in nanoseconds, so many milliseconds from now."""
+    return now_ns + min(ms, MAX_SPAN_MS) * 1000000
+
+
+cdef inline int64_t c_until(int64_t due_ms, int64_t now_ms, int64_t past_ns) noexcept nogil:
+    """Nanoseconds until a time of the wall clock, which is ``past_ns`` beyond its whole millisecond."""
+    return max(0, min(due_ms - now_ms, MAX_SPAN_MS) * 1000000 - past_ns)

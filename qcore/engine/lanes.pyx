@@ -14,15 +14,9 @@ Knows slots of jobs, but nothing about them; the rules are in
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from qcore.engine.job cimport c_later
 from qcore.structs.delayheap cimport DelayHeap
 from qcore.structs.skiplist cimport Key, SkipList, SkipNode
-
-
-cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
-
-
-cdef int64_t _later(int64_t now_ns, int64_t ms) noexcept:
-    return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
 @cython.final
@@ -179,7 +173,7 @@ cdef class Lanes:
         if wanted is not None and wanted.window_max:
             most, ms = (g.rate_max, g.rate_ms) if g.rate_max else (wanted.window_max, wanted.window_ms)
             if g.window_end_ns == 0 or g.window_max != most or g.window_ms != ms:
-                g.window_end_ns = _later(now_ns, ms)
+                g.window_end_ns = c_later(now_ns, ms)
                 g.window_max = most
                 g.window_ms = ms
                 g.window_count = 0

@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport INT64_MIN, uint32_t, uint64_t
 
+from qcore.engine.job cimport MAX_SPAN_MS
 from qcore.engine.listing cimport Tally
 from qcore.engine.meter cimport Meter
 from qcore.structs.delayheap cimport DelayHeap
@@ -26,9 +27,6 @@ STALL_DEFAULTS = {
     "maxStalls": limits.DEFAULT_MAX_STALLS,
     "gracePeriod": 5_000,
 }
-
-
-cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000       # as good as never, and no overflow in ns
 
 
 cdef bytes packed_text(str text):

@@ -3,11 +3,12 @@ from libc.stdint cimport int64_t, uint32_t
 from qcore.engine.flows cimport Flows
 from qcore.engine.job cimport Job
 from qcore.engine.queue cimport Queue
+from qcore.engine.workers cimport Workers
 from qcore.structs.delayheap cimport DelayHeap
 
 
 cdef class Schedules(Flows):
-    cdef readonly object workers    # who serves which queues
+    cdef readonly Workers workers   # who serves which queues
     cdef dict schedules             # name -> Schedule
     cdef list schedule_at           # number -> Schedule; entry 0 is None
     cdef list free_numbers          # of schedules that are gone

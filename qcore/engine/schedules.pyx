@@ -12,18 +12,18 @@ from libc.string cimport memset
 from qcore.engine.flows cimport Flows
 from qcore.engine.job cimport (
     ACTIVE, DELAYED, F_DURABLE, F_GROUPED, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
-    PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new,
+    PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new, c_until,
 )
 from qcore.engine.losses cimport AT_ONCE
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
 from qcore.engine.transitions cimport ADDED, REPLACED, Spec
+from qcore.engine.workers cimport Workers
 from qcore.structs.delayheap cimport DelayHeap
 
 from qcore import limits
 from qcore.engine.cron import Cron
 from qcore.engine.schedule import RUN_STATE, Schedule, next_occurrence
-from qcore.engine.workers import Workers
 from qcore.errors import StateError
 
 # The wall clock may be set while nothing happens, and a machine may sleep: no slot is waited for longer at once.
@@ -228,8 +228,8 @@ cdef class Schedules(Flows):
         cdef uint32_t number
         if Flows.c_advance_more(self, now_ms, now_ns, left):
             return 1
-        if len(self.workers):
-            self.workers.expire(now_ns)
+        if self.workers.expires_ns:
+            self.workers.c_expire(now_ns)
         if now_ms < self.looked_ms - STEP_MS:
             self.c_look_back(now_ms)
         self.looked_ms = now_ms
@@ -250,19 +250,17 @@ cdef class Schedules(Flows):
                     self.c_plan(schedule)
         return 0
 
-    cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2:
-        cdef int64_t left = Flows.c_next_more(self, now_ms, now_ns), due, other
+    cdef int64_t c_next_more(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2:
+        cdef int64_t left = Flows.c_next_more(self, now_ms, past_ns, now_ns), due, other
         cdef uint32_t number
-        cdef object expiry
         if self.slots.c_first(&due, &number):
             other = LOOK_AGAIN_NS
             if due - now_ms < LOOK_AGAIN_NS // 1000000:
-                other = max(0, due - now_ms) * 1000000
+                other = c_until(due, now_ms, past_ns)
             if left < 0 or other < left:
                 left = other
-        expiry = self.workers.next_expiry_ns()
-        if expiry is not None:
-            other = max(0, <int64_t>expiry - now_ns)
+        if self.workers.expires_ns:
+            other = max(0, self.workers.expires_ns - now_ns)
             if left < 0 or other < left:
                 left = other
         return left

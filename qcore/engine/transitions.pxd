@@ -103,7 +103,7 @@ cdef class Transitions(Capacity):
     cdef int c_record(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms) except -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
-    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1
     cdef int c_end_life(self, uint32_t slot) except -1
     cdef bint c_is_watched(self, Queue q, Run *run) noexcept
@@ -117,7 +117,7 @@ cdef class Transitions(Capacity):
     cdef bint c_may_restart(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_advance_more(self, int64_t now_ms, int64_t now_ns, int left) except -1
-    cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2
+    cdef int64_t c_next_more(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2
     cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1
     cdef int c_before_forgotten(self, uint32_t slot) except -1

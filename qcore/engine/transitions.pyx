@@ -16,7 +16,8 @@ from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_LOGGED,
     F_NEEDED, F_RARE, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, F_WAS_NEEDED,
-    F_WATCHED, FAILED, KEPT, NOTES, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes, blob_free, blob_new,
+    F_WATCHED, FAILED, KEPT, MAX_SPAN_MS, NOTES, PARKED, READY, STAGED, Blob, Job, Run, blob_bytes,
+    blob_free, blob_new, c_later, c_until,
 )
 from qcore.engine.keys cimport (
     KEY_BUSY, KEY_EXTENDED, KEY_FREE, KEY_HELD, KEY_KEPT, KEY_PASSED, KEY_REPLACED, KEY_TIED, key_of,
@@ -38,14 +39,8 @@ from qcore.errors import StateError
 cdef enum:
     LATE_ANSWERS = 10000
 
-cdef int64_t MAX_SPAN_MS = 100 * 366 * 86_400_000
 # What parents are told of a failure that came without a text.
 cdef str UNTOLD = "unknown error"
-
-
-cdef inline int64_t _later(int64_t now_ns, int64_t ms) noexcept nogil:
-    """A deadline; beyond 100 years they are all the same, and no overflow."""
-    return now_ns + min(ms, MAX_SPAN_MS) * 1000000
 
 
 cdef object dead_due(dict letter):
@@ -420,12 +415,12 @@ cdef class Transitions(Capacity):
             if lease_ms:
                 self.ids.c_next_token(now_ms, &run.token_hi, &run.token_lo)
                 run.lease_ms = lease_ms
-                run.expires_ns = _later(now_ns, lease_ms)
+                run.expires_ns = c_later(now_ns, lease_ms)
             if timeout:
-                run.timeout_ns = _later(now_ns, timeout)
+                run.timeout_ns = c_later(now_ns, timeout)
             run.quiet_ns = now_ns + q.grace_ns
             if stall is not None:
-                run.stall_ns = max(1, _later(0, stall))
+                run.stall_ns = max(1, c_later(0, stall))
                 run.quiet_ns = now_ns + q.c_grace_ns(run.stall_ns)
             try:
                 self.c_own(slot, run, session)
@@ -728,7 +723,7 @@ cdef class Transitions(Capacity):
         if kind != TOKEN or run.token_hi != hi or run.token_lo != lo or run.token_hi == 0:
             return False
         run.renewals += 1
-        run.expires_ns = _later(now_ns, lease_ms if lease_ms else run.lease_ms)
+        run.expires_ns = c_later(now_ns, lease_ms if lease_ms else run.lease_ms)
         self.c_beat(slot, run, now_ms, now_ns)
         self.c_arm(slot, run)
         self.c_mark(slot, job)
@@ -1046,7 +1041,7 @@ cdef class Transitions(Capacity):
         """What further layers do when their time comes; at most ``left`` steps. 1 if more is due at once."""
         return 0
 
-    cdef int64_t c_next_more(self, int64_t now_ms, int64_t now_ns) except? -2:
+    cdef int64_t c_next_more(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2:
         """Nanoseconds until :meth:`c_advance_more` has something to do; -1 = never."""
         return -1
 
@@ -1355,16 +1350,19 @@ cdef class Transitions(Capacity):
         self.c_mark_queue(q)
         return 0
 
-    cdef int64_t c_next_due(self, int64_t now_ms, int64_t now_ns) except? -2:
-        """Nanoseconds until something is due; -1 when nothing ever is. O(1)."""
-        cdef int64_t due, left = self.c_next_more(now_ms, now_ns), other
+    cdef int64_t c_next_due(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2:
+        """Nanoseconds until something is due; -1 when nothing ever is. O(1).
+
+        The wall clock is ``past_ns`` beyond its whole millisecond.
+        """
+        cdef int64_t due, left = self.c_next_more(now_ms, past_ns, now_ns), other
         cdef uint32_t item
         if self.due.c_first(&due, &item):
-            other = _later(0, max(0, due - now_ms))
+            other = c_until(due, now_ms, past_ns)
             if left < 0 or other < left:
                 left = other
         if self.lives.c_first(&due, &item):
-            other = _later(0, max(0, due - now_ms))
+            other = c_until(due, now_ms, past_ns)
             if left < 0 or other < left:
                 left = other
         if self.deadlines.c_first(&due, &item):
@@ -1376,11 +1374,11 @@ cdef class Transitions(Capacity):
             if left < 0 or other < left:
                 left = other
         if self.expiries.c_first(&due, &item):
-            other = _later(0, max(0, due - now_ms))
+            other = c_until(due, now_ms, past_ns)
             if left < 0 or other < left:
                 left = other
         if self.key_ends.c_first(&due, &item):
-            other = _later(0, max(0, due - now_ms))
+            other = c_until(due, now_ms, past_ns)
             if left < 0 or other < left:
                 left = other
         return left

@@ -49,26 +49,32 @@ class Connection:
         "events",
         "max_unsent_bytes",
         "n_unsent",
+        "partial",
         "partial_frame",
         "partial_since_ns",
         "ready",
         "resumed",
+        "room",
         "session",
         "sock",
         "unsent",
     )
 
-    def __init__(self, sock: socket.socket, max_unsent_bytes: int, keepalive_s: int = 15) -> None:
+    def __init__(
+        self, sock: socket.socket, room: bytearray, max_unsent_bytes: int, keepalive_s: int = 15
+    ) -> None:
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if keepalive_s:
                 _notice_silence(sock, keepalive_s)
         self.sock = sock
+        self.room = room
         self.session: Session
         self.unsent: list[memoryview] = []
         self.n_unsent = 0
         self.max_unsent_bytes = max_unsent_bytes
+        self.partial = False  # something has come of which the rest is missing
         self.partial_since_ns = 0
         self.partial_frame = 0
         self.closed = False
@@ -76,27 +82,20 @@ class Connection:
         self.resumed = False  # requests that waited for room have run
         self.ready = True  # the peer may send requests: no handshake is under way
 
-    @property
-    def partial(self) -> bool:
-        """Whether something has come of which the rest is missing."""
-        return bool(self.session.partial > 0)
-
     def receive(self) -> bool:
         """Read once and run what is whole. False when the peer has gone, or the session broke."""
         try:
-            data = self.sock.recv(RECEIVE_BYTES)
+            n = self.sock.recv_into(self.room)
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:
             return False
-        if not data:
-            return False
-        return self._feed(data)
+        return n > 0 and self._feed(self.room, n)
 
-    def _feed(self, data: bytes) -> bool:
-        """Run what has come."""
+    def _feed(self, data: bytes | bytearray, n: int) -> bool:
+        """Run what has come: the first ``n`` bytes."""
         try:
-            self.session.feed(data)
+            self.partial = self.session.feed(data, n) > 0
         except Exception as fault:
             return self._broken(fault)
         return True
@@ -118,7 +117,7 @@ class Connection:
             except OSError:
                 return False
             if n == len(fresh):
-                return self._sent()
+                return self.session.settled or self._sent()
             fresh_rest = memoryview(fresh)[n:]
             self.unsent.append(fresh_rest)
             self.n_unsent += len(fresh_rest)

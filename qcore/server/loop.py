@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -19,6 +20,7 @@ import sys
 import time
 from collections import deque
 from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -29,7 +31,7 @@ from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ConfigError, StoreError
 from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
-from qcore.server.connection import Connection
+from qcore.server.connection import RECEIVE_BYTES, Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
 from qcore.server.options import Options
 from qcore.store.writer import Writer
@@ -43,8 +45,18 @@ logger = logging.getLogger("qcore.server")
 ACCEPT_PAUSE_S = 0.1
 #: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
 LONGEST_SLEEP_S = 3600.0
+#: select(2) takes numbers of descriptors below this.
+SELECT_MOST = 1024
 #: CPU time for TLS handshakes in one turn of the loop; the other ones wait for the next.
 HANDSHAKES_NS = 2_000_000
+
+
+def _epoll(selector: object) -> int | None:
+    """The number under which select can wait for everything that epoll waits for, if this is epoll."""
+    if not hasattr(selectors, "EpollSelector") or not isinstance(selector, selectors.EpollSelector):
+        return None
+    number = selector.fileno()
+    return number if number < SELECT_MOST else None
 
 
 class Server:
@@ -78,6 +90,8 @@ class Server:
         )
         self._poster = LazyPoster(self.broker)
         self._selector = selectors.DefaultSelector()
+        self._epoll = _epoll(self._selector)
+        self._room = bytearray(RECEIVE_BYTES)
         self._connections: set[Connection] = set()
         self._touched: set[Connection] = set()
         self._more: set[Connection] = set()
@@ -93,7 +107,7 @@ class Server:
         self._wake_r, self._wake_w = socket.socketpair()
         for end in (self._wake_r, self._wake_w):
             end.setblocking(False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ, self._drain_wakes)
+        self._selector.register(self._wake_r, EVENT_READ, self._drain_wakes)
         self._done: deque[StoreError | None] = deque()
         self._writer = Writer(self.broker.store, self._commit_done) if self.broker.store is not None else None
         self._commits = 0
@@ -127,7 +141,7 @@ class Server:
 
     def _watch_listeners(self) -> None:
         for listener in self._listeners:
-            self._selector.register(listener.sock, selectors.EVENT_READ, partial(self._accept, listener))
+            self._selector.register(listener.sock, EVENT_READ, partial(self._accept, listener))
 
     def run(self) -> None:
         """Serve until stopped; then drain, flush and close."""
@@ -204,9 +218,7 @@ class Server:
 
     def _turn(self) -> None:
         seconds = self._begin_turn()
-        for key, events in self._selector.select(
-            LONGEST_SLEEP_S if seconds is None else min(seconds, LONGEST_SLEEP_S)
-        ):
+        for key, events in self._select(seconds):
             if isinstance(key.data, Connection):
                 self._serve(key.data, events)
             else:
@@ -215,6 +227,20 @@ class Server:
             self._reload_now()
         if self._done:
             self._release_commits()
+
+    def _select(self, seconds: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for sockets, and at most so long, to the microsecond: jobs are due at their times."""
+        if seconds is None or seconds > LONGEST_SLEEP_S:
+            return self._selector.select(LONGEST_SLEEP_S)
+        if self._epoll is not None and seconds > 0:
+            # Its own timeouts are whole milliseconds, rounded up. Those go by in it, the rest in a
+            # call that takes microseconds, in a turn of its own.
+            whole_s = int(seconds * 1000) * 0.001
+            if whole_s:
+                return self._selector.select(whole_s)
+            select.select((self._epoll,), (), (), seconds)
+            seconds = 0
+        return self._selector.select(seconds)
 
     def _begin_turn(self) -> float | None:
         """What is due and what the last turn left to send; how long select may sleep."""
@@ -249,7 +275,7 @@ class Server:
         return seconds
 
     def _serve(self, connection: Connection, events: int) -> None:
-        if events & selectors.EVENT_READ:
+        if events & EVENT_READ:
             if not (connection.receive() if connection.ready else self._greet(connection)):
                 self._drop(connection)
                 return
@@ -290,7 +316,7 @@ class Server:
                     self._drop(connection)
                     continue
                 session = connection.session
-                if connection.events != selectors.EVENT_READ or connection.unsent or session.backlogged:
+                if connection.events != EVENT_READ or connection.unsent or session.backlogged:
                     self._watch(connection)
                 if connection.resumed or (session.has_output and not connection.unsent):
                     # What it ran just now may be due, or wait for a commit: that is the next turn's pump.
@@ -303,9 +329,9 @@ class Server:
 
     def _watch(self, connection: Connection) -> None:
         """Wait for room while bytes are unsent; read on unless requests wait for room already."""
-        events = 0 if connection.session.backlogged else selectors.EVENT_READ
+        events = 0 if connection.session.backlogged else EVENT_READ
         if connection.unsent:
-            events |= selectors.EVENT_WRITE
+            events |= EVENT_WRITE
         # Selectors know no empty set: what is backlogged with nothing unsent goes on in the next turn.
         if events and events != connection.events:
             connection.events = events
@@ -344,17 +370,17 @@ class Server:
                 in_order=True,
             )
             self._connections.add(connection)
-            connection.events = selectors.EVENT_READ
-            self._selector.register(sock, selectors.EVENT_READ, connection)
+            connection.events = EVENT_READ
+            self._selector.register(sock, EVENT_READ, connection)
 
     def _connection(self, listener: Listener, sock: socket.socket) -> Connection:
         """TLS is for the port: the socket in the file system leads nowhere else."""
         if self._tls is None or listener.path is not None:
-            return Connection(sock, self.options.max_write_queue_bytes, self.options.keepalive_s)
+            return Connection(sock, self._room, self.options.max_write_queue_bytes, self.options.keepalive_s)
         from qcore.server.tls import TlsConnection
 
         connection = TlsConnection(
-            sock, self.options.max_write_queue_bytes, self.options.keepalive_s, self._tls
+            sock, self._room, self.options.max_write_queue_bytes, self.options.keepalive_s, self._tls
         )
         self._greeting[connection] = time.monotonic_ns()
         return connection
@@ -452,7 +478,7 @@ class Server:
             self.stop()
             return
         try:
-            self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._stdin_closed)
+            self._selector.register(sys.stdin.fileno(), EVENT_READ, self._stdin_closed)
         except PermissionError:  # a file or /dev/null: nobody holds the other end
             self.stop()
 

@@ -110,7 +110,7 @@ class Records:
         """Whether the stream so far ends within a record."""
         return bool(self._head) or self._left > 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Go on in the stream."""
         pos, n = 0, len(data)
         head, left = self._head, self._left
@@ -138,25 +138,25 @@ class TlsConnection(Connection):
     __slots__ = ("_incoming", "_outgoing", "_records", "_tls")
 
     def __init__(
-        self, sock: socket.socket, max_unsent_bytes: int, keepalive_s: int, context: ssl.SSLContext
+        self,
+        sock: socket.socket,
+        room: bytearray,
+        max_unsent_bytes: int,
+        keepalive_s: int,
+        context: ssl.SSLContext,
     ) -> None:
-        super().__init__(sock, max_unsent_bytes, keepalive_s)
+        super().__init__(sock, room, max_unsent_bytes, keepalive_s)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._records = Records()
         self.ready = False
 
-    @property
-    def partial(self) -> bool:
-        session = self.session
-        return not session.backlogged and (session.partial > 0 or self._records.partial)
-
-    def _feed(self, data: bytes) -> bool:
-        self._records.feed(data)
+    def _feed(self, data: bytes | bytearray, n: int) -> bool:
+        view = memoryview(data)[:n]
+        self._records.feed(view)
         plain: list[bytes] = []
-        view = memoryview(data)
         alive = True
-        for at in range(0, len(data), SLICE_BYTES):
+        for at in range(0, n, SLICE_BYTES):
             self._incoming.write(view[at : at + SLICE_BYTES])
             if not self.ready:
                 if not self._shake_hands():
@@ -176,7 +176,9 @@ class TlsConnection(Connection):
                 return False
         if plain:
             whole = plain[0] if len(plain) == 1 else b"".join(plain)
-            alive &= super()._feed(whole)
+            alive &= super()._feed(whole, len(whole))
+        session = self.session
+        self.partial = not session.backlogged and (session.partial > 0 or self._records.partial)
         return alive
 
     def _shake_hands(self) -> bool:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -445,6 +446,42 @@ def test_no_window_holds_more_than_the_limit(window_ms: int) -> None:
     for early, late in zip(admitted, admitted[5:], strict=False):
         assert late - early >= window_ms * 1_000_000
     assert len(admitted) > 300
+
+
+def test_a_stream_may_come_in_one_buffer_that_is_used_again() -> None:
+    whole, rng = converse(cut()), random.Random(4)
+    for _ in range(50):
+        session = Session(open_broker(clock=ManualClock(), seed=SEED))
+        room, at, out = bytearray(rng.randint(1, 200)), 0, b""
+        while at < len(STREAM):
+            n = min(rng.randint(1, len(room)), len(STREAM) - at)
+            room[:n] = STREAM[at : at + n]
+            missing = session.feed(room, n)
+            assert missing == session.partial
+            room[:] = rng.randbytes(len(room))
+            out += session.take()
+            at += n
+        assert out == whole
+
+
+def test_no_more_can_have_come_than_a_buffer_holds(talk: Talk) -> None:
+    with pytest.raises(ValueError, match="at most the 5 bytes of data, got 6"):
+        talk.session.feed(bytearray(5), 6)
+    assert talk.session.partial == 0
+
+
+def test_a_host_learns_when_a_job_is_due_to_the_nanosecond() -> None:
+    # The wall clock of jobs has milliseconds: a host that counted from their beginning came up to one late.
+    broker = open_broker()
+    talk = Talk(broker)
+    job = talk.ask("PUSH", queue="q", delay=60_000)["id"]
+    due_ns = talk.ask("GetJob", id=job)["job"]["runAt"] * 1_000_000
+    for _ in range(100):
+        before_ns = time.time_ns()
+        left_s, _ = broker.pump()
+        after_ns = time.time_ns()
+        assert left_s is not None
+        assert before_ns - 1000 <= due_ns - left_s * 1e9 <= after_ns + 1000
 
 
 def test_requests_are_counted_so_that_a_host_can_tell_a_new_incomplete_frame(talk: Talk) -> None:

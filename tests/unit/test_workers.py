@@ -24,10 +24,10 @@ def test_a_worker_is_active_for_30_s_and_forgotten_after_90() -> None:
     assert not workers.serves("other", 0)
     workers.expire(90 * S - 1)
     assert len(workers) == 1
-    assert workers.next_expiry_ns() == 90 * S
+    assert workers.expires_ns == 90 * S
     workers.expire(90 * S)
     assert len(workers) == 0
-    assert workers.next_expiry_ns() is None
+    assert workers.expires_ns == 0
 
 
 def test_the_engine_forgets_silent_workers_by_itself() -> None:

@@ -4,17 +4,17 @@ Kept by the engine, because schedules may ask whether somebody is there. Nothing
 is stored: after a restart workers register anew.
 """
 
-from __future__ import annotations
+cimport cython
+from libc.stdint cimport int64_t
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 #: A worker counts as active until it has been silent for so long.
-ACTIVE_NS: Final = 30_000_000_000
+ACTIVE_NS = 30_000_000_000
 #: One that has been silent for so long is forgotten.
-FORGET_NS: Final = 90_000_000_000
+FORGET_NS = 90_000_000_000
+cdef int64_t C_FORGET_NS = FORGET_NS
 
 
 @dataclass(slots=True)
@@ -36,41 +36,51 @@ class Worker:
     failed_jobs: int | float = 0
 
 
-class Workers:
+@cython.final
+cdef class Workers:
     """All workers by id, the longest silent one first. Silence is measured on the monotonic clock."""
 
-    __slots__ = ("_by_queue", "_by_session", "_workers")
+    def __cinit__(self):
+        self._workers = OrderedDict()
+        self._by_queue = {}
+        self._by_session = {}
 
-    def __init__(self) -> None:
-        self._workers: OrderedDict[str, Worker] = OrderedDict()
-        self._by_queue: dict[str, OrderedDict[str, Worker]] = {}
-        self._by_session: dict[int, set[str]] = {}
-
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._workers)
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self):
         return iter(self._workers.values())
 
-    def get(self, worker_id: str) -> Worker | None:
+    cdef int c_expect(self) except -1:
+        """Note when the first one is to be forgotten: every turn of the engine asks."""
+        self.expires_ns = 0
+        for worker in self._workers.values():
+            self.expires_ns = worker.seen_ns + C_FORGET_NS
+            break
+        return 0
+
+    def get(self, str worker_id not None):
+        """The worker with this id, or None."""
         return self._workers.get(worker_id)
 
-    def register(self, worker: Worker) -> None:
+    def register(self, worker):
         """Add a worker; one with its id is replaced."""
         self.remove(worker.id)
         self._workers[worker.id] = worker
         for queue in worker.queues:
             self._by_queue.setdefault(queue, OrderedDict())[worker.id] = worker
         self._by_session.setdefault(worker.session, set()).add(worker.id)
+        self.c_expect()
 
-    def seen(self, worker: Worker, now_ms: int, now_ns: int) -> None:
+    def seen(self, worker, int64_t now_ms, int64_t now_ns):
         """Note a sign of life. O(its queues)."""
         worker.seen_ms, worker.seen_ns = now_ms, now_ns
         self._workers.move_to_end(worker.id)
         for queue in worker.queues:
             self._by_queue[queue].move_to_end(worker.id)
+        self.c_expect()
 
-    def remove(self, worker_id: str) -> bool:
+    def remove(self, str worker_id not None):
         """Forget a worker; False when it is not there."""
         worker = self._workers.pop(worker_id, None)
         if worker is None:
@@ -82,42 +92,37 @@ class Workers:
         self._by_session[worker.session].discard(worker_id)
         if not self._by_session[worker.session]:
             del self._by_session[worker.session]
+        self.c_expect()
         return True
 
-    def leave(self, session: int) -> None:
+    def leave(self, session):
         """Forget the workers of a connection that ended."""
-        self._remove_all(list(self._by_session.get(session, ())))
-
-    def expire(self, now_ns: int) -> None:
-        """Forget the workers that have been silent for too long. O(those)."""
-        gone = []
-        for worker in self._workers.values():
-            if now_ns - worker.seen_ns < FORGET_NS:
-                break
-            gone.append(worker.id)
-        self._remove_all(gone)
-
-    def _remove_all(self, ids: Iterable[str]) -> None:
-        for worker_id in ids:
+        for worker_id in list(self._by_session.get(session, ())):
             self.remove(worker_id)
 
-    def next_expiry_ns(self) -> int | None:
-        """When the next one is to be forgotten, if it stays silent. O(1)."""
-        for worker in self._workers.values():
-            return worker.seen_ns + FORGET_NS
-        return None
+    cdef int c_expire(self, int64_t now_ns) except -1:
+        """Forget the workers that have been silent for too long. O(those)."""
+        while self.expires_ns and self.expires_ns <= now_ns:
+            self.remove(next(iter(self._workers)))
+        return 0
 
-    def is_active(self, worker: Worker, now_ns: int) -> bool:
+    def expire(self, int64_t now_ns):
+        """See above."""
+        self.c_expire(now_ns)
+
+    def is_active(self, worker, int64_t now_ns):
+        """Whether it gave a sign of life not too long ago."""
         return now_ns - worker.seen_ns < ACTIVE_NS
 
-    def serves(self, queue: str, now_ns: int) -> bool:
+    def serves(self, str queue not None, int64_t now_ns):
         """Tell whether an active worker serves a queue. O(1)."""
         there = self._by_queue.get(queue)
         return there is not None and self.is_active(next(reversed(there.values())), now_ns)
 
-    def _check(self) -> None:
+    def _check(self):
         silent = [worker.seen_ns for worker in self._workers.values()]
         assert silent == sorted(silent), "not in order of the last sign of life"
+        assert self.expires_ns == (silent[0] + FORGET_NS if silent else 0), f"to be forgotten at {self.expires_ns}"
         for queue, there in self._by_queue.items():
             expected = [worker.id for worker in self if queue in worker.queues]
             assert list(there) == expected != [], f"workers of {queue}: {list(there)}, expected {expected}"
