@@ -49,8 +49,9 @@ CREW = (
     ("raw", TICKS, DEAD, FLOWS),
     ("client", CLIENT),
 )
-#: The producer waits while more jobs than this are not finished.
-MOST_LEFT = 10_000
+#: The producer waits while more jobs than this are not finished: what a backlog took of memory stays its own.
+MOST_LEFT = 1_000
+LOOK_S = 0.1
 #: Finished jobs that were kept are removed when they are this old; later, they would be in the file only.
 KEEP_MS = 15_000
 
@@ -58,8 +59,6 @@ KEEP_MS = 15_000
 #: and the gaps in the heap between all of them are there after so many jobs.
 FILL_JOBS = 800_000
 FILL_RATE = 10_000.0
-#: The producer waits while more jobs than this are not finished, so that memory is not that of a backlog.
-FILL_LEFT = 1_000
 
 # What counts as growth: memory over the last half by its slope ...
 MOST_MEMORY = 1.03
@@ -187,7 +186,7 @@ class Soak:
         """Let jobs through without a pause, until there are enough of them; then the time begins."""
         if self.fill:
             self.producer.rate = FILL_RATE
-            self._watch(FOREVER_S, FILL_LEFT, self.fill)
+            self._watch(FOREVER_S, self.fill)
             self.producer.rate = self.rate
             self.producer.hold.clear()
         self.tally.filled = self.producer.confirmed
@@ -195,12 +194,11 @@ class Soak:
         self.tally.samples.clear()
         self.began = time.monotonic()
 
-    def _watch(self, seconds: float, most_left: int = MOST_LEFT, jobs: int | None = None) -> None:
+    def _watch(self, seconds: float, jobs: int | None = None) -> None:
         """Until the time is over, or so many jobs are added: workers come and go, samples are taken."""
         end = self.began + seconds
         at = {"change": self.began + 1.0, "tidy": self.began + 2.0, "sample": self.began + self.sample_s}
-        if jobs is not None:
-            at["look"] = self.began
+        at["look"] = self.began
         while (now := time.monotonic()) < end and (jobs is None or self.producer.confirmed < jobs):
             if self.producer.failure is not None:
                 raise self.producer.failure
@@ -215,15 +213,11 @@ class Soak:
                 at["sample"] = now + self.sample_s
                 sample = self._sample()
                 print(json.dumps(sample), flush=True)
-                self._hold(most_left, int(sample["left"]))
-            if jobs is not None and now >= at["look"]:
-                at["look"] = now + 0.1
-                self._hold(most_left, self._left(self.line.call("Stats")["stats"]))
+            if now >= at["look"]:
+                at["look"] = now + LOOK_S
+                left = self._left(self.line.call("Stats")["stats"])
+                (self.producer.hold.set if left > MOST_LEFT else self.producer.hold.clear)()
             time.sleep(max(0.0, min(end, *at.values()) - time.monotonic()))
-
-    def _hold(self, most: int, left: int) -> None:
-        """Let the producer wait while the workers are behind."""
-        (self.producer.hold.set if left > most else self.producer.hold.clear)()
 
     @staticmethod
     def _left(stats: dict[str, Any]) -> int:
