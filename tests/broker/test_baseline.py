@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 from broker_talk import Talk
 
-from qcore.broker import open_broker
+from qcore.broker import archive, open_broker
 from qcore.broker.core import Broker
 from qcore.broker.opening import commit, flush
 from qcore.clock import ManualClock
@@ -124,6 +126,35 @@ def test_invariant_50_everything_is_as_small_as_at_the_start(
             assert baseline in (None, rows)
             baseline = rows
             assert rows["jobs"] == rows["logs"] == rows["schedules"] == 0
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_nothing_grows_with_what_has_passed(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """Also what remembers the past, once its bound is reached: counted in bytes that Python gave out."""
+    monkeypatch.setattr(archive, "FENCE_ROWS", 1)
+    monkeypatch.setattr(archive, "MOST_FENCES", 32)
+    store = MemoryStore() if durable else None
+    broker = open_broker(
+        store=store, mode="server", clock=clock, seed=bytes(16), max_completed=20, max_minutes=5
+    )
+    talk = Talk(broker)
+    held = []
+    tracemalloc.start()
+    try:
+        for round_ in range(90):
+            fill(talk, round_ % 8)
+            empty(talk, clock, "Clean")
+            clock.advance(60_000)
+            turn(broker)
+            flush_if_durable(broker)
+            if round_ % 30 == 29:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[2] - held[1] < 300, held
 
 
 def test_invariant_52_an_idle_broker_has_nothing_to_do(clock: ManualClock) -> None:
