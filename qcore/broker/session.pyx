@@ -34,6 +34,7 @@ from collections import namedtuple
 
 from qcore import limits
 from qcore.broker.core import too_many_waits
+from qcore.broker.handlers import EXTENSIONS, handle, refuse_frame
 from qcore.errors import StateError
 
 cdef extern from "Python.h":
@@ -295,8 +296,6 @@ cdef class Session(Outlet):
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1:
         self.n_frames += 1
         if self.rate_max and not self.c_admit_request():
-            from qcore.broker.handlers import refuse_frame
-
             self.c_write(self.out, refuse_frame(PyBytes_FromStringAndSize(<char *>p, n), "Rate limit exceeded"))
             return 0
         if self.authenticated and self.c_hot(p, n) == SERVED:
@@ -325,8 +324,6 @@ cdef class Session(Outlet):
         return True
 
     cdef int c_generic(self, const unsigned char *p, Py_ssize_t n) except -1:
-        from qcore.broker.handlers import handle
-
         return handle(self, PyBytes_FromStringAndSize(<char *>p, n))
 
     cdef int c_write(self, Writer w, object reply) except -1:
@@ -362,8 +359,6 @@ cdef class Session(Outlet):
 
     def announced(self, str name not None):
         """Whether the client understands an extension."""
-        from qcore.broker.handlers import EXTENSIONS
-
         return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
 
     def add(self, str queue, list admissions not None, object resent_since_ms=None, *, bint staged=False):
