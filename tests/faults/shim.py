@@ -17,6 +17,8 @@ from pathlib import Path
 KINDS = ("write", "sync", "truncate", "open", "read", "unlink")
 GROWING, SHORT = 1, 2
 FOREVER = 2**62
+#: Instead of the number of a process.
+EVERYBODY = -1
 
 _RULES_AT = 16
 _RULE = struct.Struct("<qqii")
@@ -75,7 +77,7 @@ class Faults:
         self._block[_PREFIX_AT : _PREFIX_AT + 1024] = path.ljust(1024, b"\0")
 
     def attach(self, pid: int, *, record: bool = False, keep: bool = False) -> None:
-        """Apply to this process from now on (0: to none); unless ``keep``, begin anew without faults."""
+        """Apply to this process from now on (0: to none; EVERYBODY: to all that have the environment); unless ``keep``, begin anew without faults."""
         if keep:
             struct.pack_into("<q", self._block, 0, pid)
             return
