@@ -77,7 +77,10 @@ class Faults:
         self._block[_PREFIX_AT : _PREFIX_AT + 1024] = path.ljust(1024, b"\0")
 
     def attach(self, pid: int, *, record: bool = False, keep: bool = False) -> None:
-        """Apply to this process from now on (0: to none; EVERYBODY: to all that have the environment); unless ``keep``, begin anew without faults."""
+        """Apply to this process from now on (0: to none; EVERYBODY: to all that have the environment).
+
+        Unless ``keep``, begin anew without faults.
+        """
         if keep:
             struct.pack_into("<q", self._block, 0, pid)
             return
