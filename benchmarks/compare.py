@@ -4,7 +4,8 @@
 
 DIR is a folder in which ``npm install bunqueue bun bullmq ioredis`` was run; the
 environment variable QCORE_BENCH_NODE names it as well. The drains beside BullMQ
-need ``node`` and ``redis-server``, the load client a C compiler.
+need ``node`` and ``redis-server``, those beside beanstalkd ``beanstalkd``, the load clients a
+C compiler.
 
 Every sample has processes, a server, a database and a scratch folder of its own.
 The sides of a workload take turns (peer, ours, peer, ours, ...) after one sample
@@ -197,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
     parser.add_argument("--runs", type=int, default=5, help="samples of each side (5)")
     parser.add_argument("--reference", metavar="DIR", help="folder with node_modules (QCORE_BENCH_NODE)")
-    parser.add_argument("--sides", default="bunqueue,BullMQ,echo,ours", help="of these only, by commas")
+    parser.add_argument("--sides", default="bunqueue,BullMQ,beanstalkd,echo,ours", help="of these only, by commas")
     parser.add_argument("--scratch", metavar="DIR", help="on the disk to measure (the system's)")
     parser.add_argument("--out", metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")

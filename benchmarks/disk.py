@@ -65,13 +65,6 @@ def preload(port: int, n: int, order: str) -> None:
     line.call("PUSH", queue="other", name="n", data=1, durable=True)  # what was buffered is on disk now
 
 
-def settled(srv: Server) -> None:
-    """Wait until the server writes nothing any more."""
-    before = -1
-    while before != (before := srv.written_bytes()):
-        time.sleep(2.5)
-
-
 def pings(port: int) -> int:
     """The child: one Ping after the other until standard input ends."""
     line, took = Line(port), []
@@ -111,12 +104,12 @@ class Beside:
 def drain(setup: Setup, n: int, order: str, results: bool) -> dict[str, float]:
     with server(setup, "ours", True) as srv:
         preload(srv.port, n, order)
-        settled(srv)
+        srv.settle()
         before = srv.written_bytes()
         command = [str(setup.tools / "rawload"), str(srv.port), "drain", str(n), "100", "4"]
         with Beside(srv.port) as beside:
             found = checked(run_json(setup, [*command, *(["results"] if results else [])]))
-        settled(srv)
+        srv.settle()
         return {
             "jobs_per_s": found["rate"],
             "bytes_per_job": (srv.written_bytes() - before) / n,
@@ -135,7 +128,7 @@ def flood(setup: Setup, n: int) -> dict[str, float]:
                 began = time.perf_counter()
                 line.call("PUSHB", queue="bench", jobs=jobs)
                 took.append(time.perf_counter() - began)
-        settled(srv)
+        srv.settle()
         written = (srv.written_bytes() - before) / n
         return {
             "jobs_per_s": n / sum(took),
@@ -206,7 +199,7 @@ def main() -> int:
             file = folder / "queue.db"
             with server(setup, "ours", True) as srv:
                 preload(srv.port, options.recover, order)
-                settled(srv)
+                srv.settle()
                 os.link(srv.folder / "queue.db", file)
                 srv.process.terminate()
                 srv.process.wait()

@@ -39,6 +39,8 @@ def drain(setup: Setup, who: str, disk: bool, n: int, result: str) -> dict[str, 
     """
     with server(setup, _SERVERS[who], disk) as srv:
         _preload(setup, who, srv.port, n)
+        if disk:
+            srv.settle()
         command = [
             *_worker(setup, who),
             f"--port={srv.port}",

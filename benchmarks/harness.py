@@ -24,6 +24,8 @@ import msgpack
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 HANG_S = 600.0
+#: Who has written nothing for so long has settled: ours cleans up when a second has been quiet.
+SETTLED_S = 2.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,12 +73,12 @@ class Setup:
 
 
 def prepare(node: Path | None, scratch: Path | None) -> Setup:
-    """Compile the load client into a scratch folder."""
+    """Compile the load clients into a scratch folder."""
     base = Path(tempfile.mkdtemp(prefix="qcore-bench-", dir=scratch))
-    client = base / "rawload"
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-O2"]
-    subprocess.run([*compiler, *flags, "-o", client, HERE / "rawload.c"], check=True)
+    for name in ("rawload", "beanload"):
+        subprocess.run([*compiler, *flags, "-o", base / name, HERE / f"{name}.c"], check=True)
     return Setup(node=node, tools=base, scratch=base)
 
 
@@ -158,6 +160,12 @@ class Server:
                 return int(line.split()[1])
         raise KeyError("wchar")
 
+    def settle(self) -> None:
+        """Wait until it writes nothing any more."""
+        before = -1
+        while before != (before := self.written_bytes()):
+            time.sleep(SETTLED_S)
+
     def mark(self) -> None:
         """The timed part begins."""
         self._marks.append((self.cpu_s(), self.written_bytes()))
@@ -180,6 +188,9 @@ def _command(
             "redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder),
             "--appendonly", "yes" if disk else "no", "--appendfsync", "everysec",
         ], {}  # fmt: skip
+    if kind == "beanstalkd":
+        binlog = ["-b", str(folder)] if disk else []
+        return ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), *binlog], {}
     env = {
         "HOST": "127.0.0.1",
         "TCP_PORT": str(port),
@@ -198,7 +209,7 @@ def _command(
 
 @contextmanager
 def server(setup: Setup, kind: str, disk: bool) -> Iterator[Server]:
-    """A fresh ``ours``, ``bunqueue``, ``redis`` or ``echo``, ready to be connected to."""
+    """A fresh ``ours``, ``bunqueue``, ``redis``, ``beanstalkd`` or ``echo``, ready to be connected to."""
     port = free_port()
     with setup.folder() as folder:
         command, env = _command(setup, kind, disk, port, folder)

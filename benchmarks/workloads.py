@@ -70,6 +70,8 @@ def raw(kind: str, disk: bool, what: str, n: int, *options: object, cores: int =
 
             if what == "drain":
                 load("pushb", n, 1000, 1)
+                if disk:
+                    srv.settle()
             srv.mark()
             figures = load(what, n, *options)
             figures |= srv.used(n)
@@ -81,6 +83,27 @@ def raw(kind: str, disk: bool, what: str, n: int, *options: object, cores: int =
             if what in ("push", "pushb"):
                 load("drain", n, 100, 4)
             return figures
+
+    return sample
+
+
+def bean(disk: bool, what: str, n: int, *options: object) -> Sampler:
+    """The same load in beanstalkd's protocol."""
+
+    def sample(setup: Setup) -> Mapping[str, float]:
+        client = str(setup.tools / "beanload")
+        with server(setup, "beanstalkd", disk) as srv:
+
+            def load(*words: object) -> dict[str, float]:
+                return checked(run_json(setup, [client, str(srv.port), *map(str, words)]))
+
+            if what == "drain":
+                load("push", n, 1000)
+                if disk:
+                    srv.settle()
+            srv.mark()
+            figures = load(what, n, *options)
+            return figures | srv.used(n)
 
     return sample
 
@@ -122,10 +145,19 @@ def engine(name: str, title: str, what: str, script: str, n: int, metrics: tuple
 
 
 def server_load(
-    name: str, title: str, disk: bool, what: str, n: int, *options: object, target: float | None = None
+    name: str,
+    title: str,
+    disk: bool,
+    what: str,
+    n: int,
+    *options: object,
+    target: float | None = None,
+    bean_target: float | None = None,
 ) -> Workload:
+    """Beside beanstalkd as well where there is a ``bean_target``: it knows neither batches nor results."""
     key = "drain" if what == "drain" else what
-    metrics = [Metric("rate", key, target={} if target is None else {"bunqueue": target})]
+    targets = {"bunqueue": target, "beanstalkd": bean_target}
+    metrics = [Metric("rate", key, target={k: v for k, v in targets.items() if v is not None})]
     if what == "seq":
         metrics.append(Metric("p50_us", "median round trip", "us", False))
     metrics.append(Metric("server_cpu_us", "server's processor time", "us/job", False))
@@ -136,7 +168,8 @@ def server_load(
         f"server/{'disk' if disk else 'memory'}/{name}",
         f"server {'on disk' if disk else 'in memory'}, C client: {title}",
         tuple(metrics),
-        {"bunqueue": raw("bunqueue", disk, what, n, *options)},
+        {"bunqueue": raw("bunqueue", disk, what, n, *options)}
+        | ({} if bean_target is None else {"beanstalkd": bean(disk, what, n, *options)}),
         {"": raw("ours", disk, what, n, *options)},
     )
 
@@ -171,14 +204,34 @@ def _workloads() -> list[Workload]:
     ]
     for disk in (False, True):
         out += [
-            server_load("push", "single PUSH, 500 unanswered", disk, "push", 50_000, 500, target=5),
+            server_load(
+                "push",
+                "single PUSH, 500 unanswered",
+                disk,
+                "push",
+                50_000,
+                500,
+                target=5,
+                bean_target=None if disk else 1.5,
+            ),
             server_load("pushb", "PUSHB of 1,000, 4 unanswered", disk, "pushb", 50_000, 1000, 4, target=5),
         ]
         for count in (20, 100):
             plain = f"drain, PULLB {count} and ACKB on 4 connections"
-            target = None if disk else 4.0
+            target = 4.0 if not disk else 8.0 if count == 100 else None
+            bean_target = 2.0 if disk and count == 100 else None
             out += [
-                server_load(f"drain-{count}", plain, disk, "drain", 50_000, count, 4, target=target),
+                server_load(
+                    f"drain-{count}",
+                    plain,
+                    disk,
+                    "drain",
+                    50_000,
+                    count,
+                    4,
+                    target=target,
+                    bean_target=bean_target,
+                ),
                 server_load(
                     f"drain-{count}-results",
                     f"{plain}, null results",
@@ -215,23 +268,27 @@ def _workloads() -> list[Workload]:
                 {"": drained("bunqueue on ours", disk, n)},
             )
         )
-    for disk in (False, True):
+    for disk, result in ((False, "none"), (True, "none"), (True, "object")):
         n = 100_000
+        place = f"{'on disk' if disk else 'in memory'}{'' if result == 'none' else ', with results'}"
         out.append(
             Workload(
-                f"worker/{'disk' if disk else 'memory'}",
-                f"worker {'on disk' if disk else 'in memory'}: 100,000 no-op jobs, concurrency 50",
+                f"worker/{'disk' if disk else 'memory'}{'' if result == 'none' else '-results'}",
+                f"worker {place}: 100,000 no-op jobs, concurrency 50",
                 (
                     Metric(
-                        "drain", "drain", target={"bunqueue": 8 if disk else 4, "BullMQ": 2 if disk else 1}
+                        "drain", "drain", target={"bunqueue": 10 if disk else 4, "BullMQ": 3 if disk else 1}
                     ),
                     Metric("server_cpu_us", "server's processor time", "us/job", False),
                     Metric("worker_cpu_us", "worker's processor time", "us/job", False),
                     Metric("server_peak_mib", "server's peak memory", "MiB", False),
                     *((WRITTEN,) if disk else ()),
                 ),
-                {"bunqueue": drained("bunqueue", disk, n), "BullMQ": drained("bullmq", disk, n)},
-                {"": drained("ours", disk, n)},
+                {
+                    "bunqueue": drained("bunqueue", disk, n, result),
+                    "BullMQ": drained("bullmq", disk, n, result),
+                },
+                {"": drained("ours", disk, n, result)},
             )
         )
     out += [

@@ -33,8 +33,8 @@ from qcore.wire.writer cimport Writer
 from collections import namedtuple
 
 from qcore import limits
+from qcore.broker import handlers
 from qcore.broker.core import too_many_waits
-from qcore.broker.handlers import EXTENSIONS, handle, refuse_frame
 from qcore.errors import StateError
 
 cdef extern from "Python.h":
@@ -296,7 +296,8 @@ cdef class Session(Outlet):
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1:
         self.n_frames += 1
         if self.rate_max and not self.c_admit_request():
-            self.c_write(self.out, refuse_frame(PyBytes_FromStringAndSize(<char *>p, n), "Rate limit exceeded"))
+            self.c_write(self.out, handlers.refuse_frame(PyBytes_FromStringAndSize(<char *>p, n),
+                                                         "Rate limit exceeded"))
             return 0
         if self.authenticated and self.c_hot(p, n) == SERVED:
             return 0
@@ -324,7 +325,7 @@ cdef class Session(Outlet):
         return True
 
     cdef int c_generic(self, const unsigned char *p, Py_ssize_t n) except -1:
-        return handle(self, PyBytes_FromStringAndSize(<char *>p, n))
+        return handlers.handle(self, PyBytes_FromStringAndSize(<char *>p, n))
 
     cdef int c_write(self, Writer w, object reply) except -1:
         cdef Py_ssize_t at = w.c_open()
@@ -359,7 +360,7 @@ cdef class Session(Outlet):
 
     def announced(self, str name not None):
         """Whether the client understands an extension."""
-        return (self.caps & <uint32_t>EXTENSIONS[name]) != 0
+        return (self.caps & <uint32_t>handlers.EXTENSIONS[name]) != 0
 
     def add(self, str queue, list admissions not None, object resent_since_ms=None, *, bint staged=False):
         """Admit checked jobs (dicts of :func:`~qcore.broker.handlers.adding.admission`), in order.
