@@ -198,7 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
     parser.add_argument("--runs", type=int, default=5, help="samples of each side (5)")
     parser.add_argument("--reference", metavar="DIR", help="folder with node_modules (QCORE_BENCH_NODE)")
-    parser.add_argument("--sides", default="bunqueue,BullMQ,beanstalkd,echo,ours", help="of these only, by commas")
+    parser.add_argument(
+        "--sides", default="bunqueue,BullMQ,beanstalkd,echo,ours", help="of these only, by commas"
+    )
     parser.add_argument("--scratch", metavar="DIR", help="on the disk to measure (the system's)")
     parser.add_argument("--out", metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")

@@ -3,9 +3,9 @@
 Memory keeps the newest completed jobs; the rows of the others stay in the store. A row is
 found by the id of its job: our own ids grow with the numbers of the rows, so a search halves
 the rows that come into question, between *fences* that are kept in memory, one for about a
-thousand rows, or fewer when there have been very many; of custom ids the engine remembers the numbers. Who asks for all of a queue has
-the rows walked through, a page a turn. A row that a command needs is adopted by the engine for
-as long as the command runs.
+thousand rows, or fewer when there have been very many; of custom ids the engine remembers the
+numbers. Who asks for all of a queue has the rows walked through, a page a turn. A row that a
+command needs is adopted by the engine for as long as the command runs.
 
 The rows of archived jobs are all committed, so the store may be read at any time; what was
 deleted since, and may be there still, the engine knows.
