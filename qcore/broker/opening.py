@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,6 @@ from qcore.broker.archive import FENCE_ROWS
 from qcore.broker.core import Broker
 from qcore.broker.webhooks import HookSettings
 from qcore.clock import Clock
-from qcore.engine.engine import Engine
 from qcore.errors import StoreError
 from qcore.limits import (
     DEFAULT_COMPLETED_RETENTION_MS,
@@ -26,7 +25,7 @@ from qcore.limits import (
     DEFAULT_RETRY_MS,
 )
 from qcore.store import open_store
-from qcore.store.base import Cut, Row, Store
+from qcore.store.base import Cut, Store
 
 logger = logging.getLogger("qcore.broker")
 
@@ -157,25 +156,24 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         broker.heed_hooks({hook.queue for hook in broker.hooks.by_id.values()})
         for table, key in rows.restore_side(engine, snapshot.side):
             logger.error("%s: entry %r of %s cannot be read and was left in the file", store.path, key, table)
-        sieve = rows.Sieve(engine, FENCE_ROWS)
-        damaged: list[tuple[Row, str]] = []
-        wanted = (row for row in snapshot.jobs if not sieve.holds(row))
-        _restore(engine, wanted, found, damaged, now_ms, now_ns)
-        for seq, last_id in sieve.fences:
+        loader = rows.Loader(engine, now_ms, now_ns, FENCE_ROWS, SET_ASIDE_ROWS)
+        loader.load(snapshot.jobs)
+        for seq, last_id in loader.fences:
             broker.archive.fence(seq, last_id)
-        newest = sieve.rest()
+        newest = loader.rest()
         for at in range(0, len(newest), READ_ROWS):
-            again = store.read(newest[at : at + READ_ROWS])
-            _restore(engine, again, found, damaged, now_ms, now_ns)
-        found.jobs += engine.n_archived
-        engine.restore_chains(sieve.links)
+            loader.load_rest(store.read(newest[at : at + READ_ROWS]))
+        loader.line_up()
+        found.unreadable = loader.unreadable
+        found.jobs = loader.n + engine.n_archived
+        engine.restore_chains(loader.links)
         for name, packed in snapshot.side["schedules"]:
             try:
                 engine.restore_schedule(str(name), packed, now_ms)
             except ValueError as error:
                 found.schedules_unreadable.append((str(name), str(error)))
         lost = rows.restore_evidence(engine, snapshot.side["evidence"])
-        for row, why in damaged:
+        for row, why in loader.damaged:
             found.set_aside[row[0]] = rows.set_aside(engine, row, why, now_ms)
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
         broker.archive.begin()
@@ -203,25 +201,6 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
     if len(found.unreadable) > 10:
         logger.error("%s: %d rows cannot be read", store.path, len(found.unreadable))
     return found
-
-
-def _restore(
-    engine: Engine,
-    found_rows: Iterable[Row],
-    found: Recovery,
-    damaged: list[tuple[Row, str]],
-    now_ms: int,
-    now_ns: int,
-) -> None:
-    for row in found_rows:
-        try:
-            rows.restore(engine, row, now_ms, now_ns)
-        except rows.BadRow as error:
-            found.unreadable.append((row[0], str(error)))
-            if len(damaged) < SET_ASIDE_ROWS:
-                damaged.append((row, str(error)))
-        else:
-            found.jobs += 1
 
 
 def flush(broker: Broker) -> None:

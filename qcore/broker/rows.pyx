@@ -11,6 +11,7 @@ not to what lies in them, and a job with a changed bit must not run. Version 1 h
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -29,7 +30,7 @@ from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport MARK_QUEUE_ENDS, Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
-from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RowHead
+from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RawRow, RowCursor, RowHead, row_of
 from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
@@ -126,13 +127,9 @@ cdef uint32_t _notes_of(Blob *blob) noexcept:
     return blob.notes
 
 
-cdef int _check_value(object value, uint32_t notes, str what) except -1:
+cdef int _check_value(const uint8_t *p, Py_ssize_t n, uint32_t notes, str what) except -1:
     """Hold a payload as it was read against the notes of a sealed record."""
-    cdef uint32_t expected = notes >> CHECK_SHIFT
-    cdef uint32_t found = 0
-    if value is not None:
-        found = _check_of(<const unsigned char *>PyBytes_AS_STRING(<bytes>value), PyBytes_GET_SIZE(<bytes>value))
-    if found != expected:
+    if (_check_of(p, n) if n >= 0 else 0) != notes >> CHECK_SHIFT:
         raise BadRow(f"the {what} is not what was written")
     return 0
 
@@ -474,16 +471,38 @@ def restore_side(Engine engine not None, dict side):
     return bad
 
 
-cdef bint _is_sealed(row):
+cdef int _raw(object row, RawRow *raw) except -1:
+    """A row as compiled code takes it, for as long as the row is kept. Raises BadRow where a column cannot be that."""
+    seq, queue, state, record, data, result = row
+    if not isinstance(record, bytes) or not isinstance(data, (bytes, type(None))) \
+            or not isinstance(result, (bytes, type(None))):
+        raise BadRow("a column has the wrong type")
+    try:
+        raw.seq = seq
+        raw.queue = queue
+        raw.state = state
+    except OverflowError:
+        raise BadRow("a number does not fit into 64 bits") from None
+    raw.record = <const uint8_t *>PyBytes_AS_STRING(<bytes>record)
+    raw.record_n = PyBytes_GET_SIZE(<bytes>record)
+    raw.data_n = raw.result_n = -1
+    if data is not None:
+        raw.data = <const uint8_t *>PyBytes_AS_STRING(<bytes>data)
+        raw.data_n = PyBytes_GET_SIZE(<bytes>data)
+    if result is not None:
+        raw.result = <const uint8_t *>PyBytes_AS_STRING(<bytes>result)
+        raw.result_n = PyBytes_GET_SIZE(<bytes>result)
+    return 0
+
+
+cdef bint _is_sealed(const RawRow *row) noexcept nogil:
     """Whether seq, queue, state and record belong together, and are as they were written."""
     cdef uint32_t seal
-    cdef bytes record = row[3]
-    cdef const char *p = PyBytes_AS_STRING(record)
-    cdef Py_ssize_t n = PyBytes_GET_SIZE(record) - SEAL_BYTES
-    if n < <Py_ssize_t>sizeof(RecordHead) or not 0 <= row[1] <= 0xFFFFFFFF or not 0 <= row[2] <= 0xFFFFFFFF:
+    cdef Py_ssize_t n = row.record_n - SEAL_BYTES
+    if n < <Py_ssize_t>sizeof(RecordHead) or row.queue >> 32 or row.state >> 32:     # not of 32 bits
         return False
-    memcpy(&seal, p + n, SEAL_BYTES)
-    return seal == _seal_of(row[0], row[1], row[2], p, n)
+    memcpy(&seal, row.record + n, SEAL_BYTES)
+    return seal == _seal_of(row.seq, <uint32_t>row.queue, <uint32_t>row.state, <const char *>row.record, n)
 
 
 def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
@@ -493,6 +512,7 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     obliterated. The job has the id of the row if the record is sound and no other job has it.
     """
     seq, queue, state, record, data, result = row
+    cdef RawRow raw
     cdef RecordHead head
     cdef RecordRun tail
     cdef Queue q
@@ -510,7 +530,8 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     head.flags = F_TEXT_ID | F_CUSTOM_ID
     if isinstance(record, bytes) and PyBytes_GET_SIZE(<bytes>record) >= <Py_ssize_t>sizeof(RecordHead) + SEAL_BYTES:
         memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
-        if head.version == RECORD_VERSION and _is_sealed(row) and not _find(engine, PyBytes_AS_STRING(record), &head):
+        _raw((seq, queue, state, record, None, None), &raw)
+        if head.version == RECORD_VERSION and _is_sealed(&raw) and not _find(engine, PyBytes_AS_STRING(record), &head):
             job_id = record[sizeof(RecordHead):sizeof(RecordHead) + head.id_n]
             head.flags &= F_TEXT_ID | F_CUSTOM_ID
         else:
@@ -568,11 +589,19 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
 
 cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bint guest) except -1:
     """See :func:`restore`; a ``guest`` is a row that :func:`c_is_far` says yes to."""
-    seq, queue, state, record, data, result = row
+    cdef RawRow raw
+    _raw(row, &raw)
+    return c_restore_raw(engine, &raw, now_ms, now_ns, guest, False)
+
+
+cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t now_ns, bint guest,
+                       bint unlined) except -1:
+    """The same of a row in memory. Left ``unlined``, ready jobs get their place by ``c_line_up``, after all others."""
     cdef RecordHead head
     cdef RecordRun tail
-    cdef const unsigned char *p
-    cdef Py_ssize_t n, at = sizeof(RecordHead)
+    cdef const unsigned char *p = row.record
+    cdef int64_t seq = row.seq, queue = row.queue, state = row.state
+    cdef Py_ssize_t n = row.record_n, at = sizeof(RecordHead)
     cdef object extra = None
     cdef uint32_t slot, other
     cdef uint64_t ids[2]
@@ -581,12 +610,9 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
     cdef Queue q
     cdef TokenEntry evicted
     cdef bint terminal
-    if not isinstance(record, bytes) or not isinstance(data, (bytes, type(None))) \
-            or not isinstance(result, (bytes, type(None))):
-        raise BadRow("a column has the wrong type")
-    p = <const unsigned char *>PyBytes_AS_STRING(record)
-    n = PyBytes_GET_SIZE(record)
     if n < at:
+        if n < 0:
+            raise BadRow("a column has the wrong type")
         raise BadRow(f"record of {n} bytes, expected at least {at}")
     memcpy(&head, p, sizeof(RecordHead))
     if head.version not in (RECORD_VERSION, UNSEALED_VERSION):
@@ -595,7 +621,7 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
         n -= SEAL_BYTES
         if not _is_sealed(row):
             raise BadRow("the record is not what was written")
-        _check_value(data, head.data_notes, "data")
+        _check_value(row.data, row.data_n, head.data_notes, "data")
     if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED, KEPT):
         raise BadRow(f"unknown state {state}")
     if not 0 < queue < len(engine.queue_list):
@@ -623,10 +649,10 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
         memcpy(&tail, p + at, sizeof(RecordRun))
         at += sizeof(RecordRun)
     if head.version == RECORD_VERSION:
-        _check_value(result, tail.result_notes, "result")
+        _check_value(row.result, row.result_n, tail.result_notes, "result")
     if head.parts & HAS_EXTRA:
         try:
-            extra = msgpack.unpackb(record[at:n], strict_map_key=True)
+            extra = msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>p + at, n - at), strict_map_key=True)
         except (ValueError, msgpack.UnpackException):
             extra = None
         if not isinstance(extra, dict):
@@ -652,15 +678,14 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
         raise BadRow("a job that waits for others says not for whom")
     if head.name == 0 and not isinstance((extra or {}).get("name"), str):
         raise BadRow("the name is missing")
-    for value in (data, result):
-        if value is not None:
-            _one_value(value)
+    _one_value(row.data, row.data_n)
+    _one_value(row.result, row.result_n)
     q = <Queue>engine.queue_list[queue]
     if seq <= q.floor_seq and state != KEPT:
         # Its queue was obliterated when only the store had this row.
         engine.deleted.append(seq)
         engine.c_drop_log(seq)
-        engine.seq = max(engine.seq, <int64_t>seq)
+        engine.seq = max(engine.seq, seq)
         return 0
     if head.flags & F_TEXT_ID:
         other = engine.c_find(<const char *>id_p, head.id_n)
@@ -673,20 +698,20 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
     job = engine.job_at(slot)
     job.seq = seq
     job.flags = (head.flags & F_PERSISTED) | F_STORED
-    if seq in engine.log_lines:
+    if engine.log_lines and seq in engine.log_lines:
         job.flags |= F_LOGGED
     job.priority = head.priority
     job.created_ms = head.created_ms
     job.run_ms = head.run_ms
-    job.queue = queue
+    job.queue = <uint32_t>queue
     job.name = head.name
     job.attempts = head.attempts
     job.max_attempts = head.max_attempts
     job.backoff_ms = head.backoff_ms
     job.stalls = <uint16_t>min(head.stalls, 0xFFFF)
     job.first_state = head.first_state
-    if data is not None:
-        job.data = blob_new(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), head.data_notes)
+    if row.data_n >= 0:
+        job.data = blob_new(row.data, row.data_n, head.data_notes)
     if head.flags & F_TEXT_ID:
         job.id_hi = <uint64_t>blob_new(id_p, head.id_n, 0)
         job.id_lo = engine.c_hash(id_p, head.id_n)
@@ -706,6 +731,8 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
         engine.c_put_parked(q, slot, job)
         return 0
     if not head.parts & HAS_RUN:
+        if unlined and not job.flags & F_GROUPED and (state == READY or job.run_ms <= now_ms):
+            return engine.c_enter_ready(q, slot, job)
         # A job that was ready stays so, also if the wall clock was set back meanwhile.
         engine.c_enqueue(q, slot, job, job.run_ms if state == READY and job.run_ms > now_ms else now_ms)
         return 0
@@ -718,9 +745,9 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
     run.finished_ms = tail.finished_ms
     run.heartbeat_ms = tail.heartbeat_ms
     run.renewals = tail.renewals
-    if result is not None:
-        run.result = blob_new(PyBytes_AS_STRING(result), PyBytes_GET_SIZE(result), tail.result_notes)
-    job.state = state
+    if row.result_n >= 0:
+        run.result = blob_new(row.result, row.result_n, tail.result_notes)
+    job.state = <uint8_t>state
     if state == ACTIVE:
         engine.deliveries += 1
         run.delivery = engine.deliveries
@@ -766,12 +793,11 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
 
 cdef bint _read_heads(object record, RecordHead *head, RecordRun *tail) noexcept:
     """Read what has a fixed place in the record of a finished job; False: it is too short, or of another kind."""
-    cdef const char *p
-    cdef Py_ssize_t n
-    if not isinstance(record, bytes):
-        return False
-    p = PyBytes_AS_STRING(<bytes>record)
-    n = PyBytes_GET_SIZE(<bytes>record)
+    return (isinstance(record, bytes)
+            and c_read_heads(PyBytes_AS_STRING(<bytes>record), PyBytes_GET_SIZE(<bytes>record), head, tail))
+
+
+cdef bint c_read_heads(const char *p, Py_ssize_t n, RecordHead *head, RecordRun *tail) noexcept nogil:
     if n < <Py_ssize_t>sizeof(RecordHead):
         return False
     memcpy(head, p, sizeof(RecordHead))
@@ -910,74 +936,145 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
 
 
 @cython.final
-cdef class Sieve:
-    """Keeps completed jobs out of memory that are archived, while a store is read.
+cdef class Loader:
+    """Restores all rows of a store, which come in order of seq, before any command.
 
-    :meth:`holds` passes over the rows of completed jobs that no live job is known to need;
-    then :meth:`rest` has the numbers of the newest of them, which memory keeps, and the
-    others are archived. ``fences`` are pairs of (number of a row, upper half of an id of
-    ours): rows after it have greater ids.
+    Completed jobs that no live job is known to need are passed over at first. Then
+    :meth:`rest` has the numbers of the newest of them, which memory keeps, and the others
+    are archived. ``fences`` are pairs of (number of a row, upper half of an id of ours):
+    rows after it have greater ids. ``unreadable`` has the number of each row that was
+    refused, and why; ``damaged`` has the first ``most_damaged`` of them whole.
     """
     cdef Engine engine
+    cdef int64_t now_ms, now_ns
     cdef list heap
+    cdef readonly Py_ssize_t n          # jobs that were restored
     cdef readonly list fences
     cdef readonly list links            # (seq, id, id of the successor) of finished runs of chains
+    cdef readonly list unreadable
+    cdef readonly list damaged
+    cdef Py_ssize_t most_damaged
     cdef int64_t next_fence
     cdef Py_ssize_t every
 
-    def __cinit__(self, Engine engine not None, Py_ssize_t every):
+    def __cinit__(self, Engine engine not None, int64_t now_ms, int64_t now_ns, Py_ssize_t every,
+                  Py_ssize_t most_damaged):
         self.engine = engine
+        self.now_ms = now_ms
+        self.now_ns = now_ns
         self.heap = []
         self.fences = []
         self.links = []
+        self.unreadable = []
+        self.damaged = []
         self.every = every
+        self.most_damaged = most_damaged
 
-    def holds(self, tuple row not None):
-        """Whether the row, one after the other in order of seq, need not be restored now."""
+    def load(self, found not None):
+        """Restore rows, or note that they cannot be read; pass over those of completed jobs."""
+        cdef RowCursor cursor
+        cdef RawRow raw
+        if not isinstance(found, RowCursor):
+            for row in found:
+                self._load_row(row, True)
+            return
+        cursor = found
+        while not cursor.over:
+            cursor.c_begin()
+            try:
+                while cursor.c_next(&raw):
+                    if not self.c_holds(&raw):
+                        self.c_load(&raw)
+            finally:
+                cursor.c_end()
+            # Other threads, and an interrupt, have waited for this page.
+            PyErr_CheckSignals()
+            with nogil:
+                pass
+
+    def load_rest(self, found not None):
+        """Restore the rows of :meth:`rest`."""
+        for row in found:
+            self._load_row(row, False)
+
+    def line_up(self):
+        """Give the ready jobs their places in line, once all rows are there."""
+        self.engine.c_line_up()
+
+    cdef int _load_row(self, tuple row, bint sift) except -1:
+        cdef RawRow raw
+        try:
+            _raw(row, &raw)
+        except BadRow as error:
+            return self.c_refuse(row, error)
+        if not sift or not self.c_holds(&raw):
+            self.c_load(&raw)
+        return 0
+
+    cdef int c_load(self, const RawRow *raw) except -1:
+        try:
+            c_restore_raw(self.engine, raw, self.now_ms, self.now_ns, False, True)
+        except BadRow as error:
+            return self.c_refuse(row_of(raw), error)
+        self.n += 1
+        return 0
+
+    cdef int c_refuse(self, tuple row, object error) except -1:
+        self.unreadable.append((row[0], str(error)))
+        if len(self.damaged) < self.most_damaged:
+            self.damaged.append((row, str(error)))
+        return 0
+
+    cdef bint c_holds(self, const RawRow *row) except -1:
+        """Whether the row is one to pass over."""
         cdef RecordHead head
         cdef RecordRun tail
         cdef Engine engine = self.engine
         cdef uint64_t hi = 0
-        cdef int64_t seq = row[0]
-        cdef const char *record
-        if not isinstance(row[3], bytes) or PyBytes_GET_SIZE(<bytes>row[3]) < <Py_ssize_t>sizeof(RecordHead) + 16:
+        cdef object hashed = None
+        cdef tuple entry
+        cdef const char *record = <const char *>row.record
+        if row.record_n < <Py_ssize_t>sizeof(RecordHead) + 16:
             return False
-        record = PyBytes_AS_STRING(<bytes>row[3])
         memcpy(&head, record, sizeof(RecordHead))
         if head.version in (RECORD_VERSION, UNSEALED_VERSION) and not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
             memcpy(&hi, record + sizeof(RecordHead), 8)
-            if seq >= self.next_fence:
-                self.fences.append((seq, hi))
-                self.next_fence = seq + self.every
-        if row[2] != COMPLETED or not engine.archive or not 0 < row[1] < len(engine.queue_list):
+            if row.seq >= self.next_fence:
+                self.fences.append((row.seq, hi))
+                self.next_fence = row.seq + self.every
+        if row.state != COMPLETED or not engine.archive or not 0 < row.queue < len(engine.queue_list):
             return False
-        if seq <= (<Queue>engine.queue_list[row[1]]).floor_seq or not _read_heads(row[3], &head, &tail):
+        if row.seq <= (<Queue>engine.queue_list[row.queue]).floor_seq \
+                or not c_read_heads(record, row.record_n, &head, &tail):
             return False
         if head.flags & F_NEEDED:
             return False
-        if seq > engine.seq:
-            engine.seq = seq
+        if row.seq > engine.seq:
+            engine.seq = row.seq
         if hi > engine.ids.last_hi:
             engine.ids.last_hi = hi
         if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
             self._link(row, &head)
-        entry = (tail.finished_ms, seq, row[1], hi,
-                 _hash_of(engine, record, &head) if head.flags & F_CUSTOM_ID else None)
+        if head.flags & F_CUSTOM_ID:
+            hashed = _hash_of(engine, record, &head)
+        entry = (tail.finished_ms, row.seq, row.queue, hi, hashed)
         if len(self.heap) < <Py_ssize_t>engine.done.cap:
             heappush(self.heap, entry)
         else:
             self._archive(heappushpop(self.heap, entry))
         return True
 
-    cdef _link(self, tuple row, RecordHead *head):
+    cdef _link(self, const RawRow *row, RecordHead *head):
         cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
-        cdef Py_ssize_t end = PyBytes_GET_SIZE(<bytes>row[3]) - (SEAL_BYTES if head.version == RECORD_VERSION else 0)
+        cdef Py_ssize_t end = row.record_n - (SEAL_BYTES if head.version == RECORD_VERSION else 0)
+        cdef const char *record = <const char *>row.record
         try:
-            successor = msgpack.unpackb((<bytes>row[3])[at:end], strict_map_key=True).get("successor")
+            successor = msgpack.unpackb(PyBytes_FromStringAndSize(record + at, max(0, end - at)),
+                                        strict_map_key=True).get("successor")
         except (ValueError, AttributeError, msgpack.UnpackException):
             return
         if isinstance(successor, str):
-            self.links.append((row[0], _id(PyBytes_AS_STRING(<bytes>row[3]), head), successor))
+            self.links.append((row.seq, _id(record, head), successor))
 
     cdef _archive(self, tuple entry):
         cdef Engine engine = self.engine
@@ -1083,10 +1180,9 @@ cdef list _loaded_evidence(Engine engine):
                    if n > ends.get((queue, is_text), -1)])
 
 
-cdef int _one_value(bytes value) except -1:
+cdef int _one_value(const uint8_t *p, Py_ssize_t n) except -1:
     cdef uint32_t notes = 0
-    cdef Py_ssize_t n = PyBytes_GET_SIZE(value)
-    if c_skip(<const unsigned char *>PyBytes_AS_STRING(value), 0, n, &notes) != n:
+    if n >= 0 and c_skip(p, 0, n, &notes) != n:
         raise BadRow("a payload is not one valid value")
     return 0
 

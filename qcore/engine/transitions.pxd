@@ -57,6 +57,8 @@ cdef class Transitions(Capacity):
     cdef int c_let_go(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
     cdef int c_publish(self, uint32_t slot, int64_t now_ms, bint staged=*) except -1
     cdef int c_enqueue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1
+    cdef int c_enter_ready(self, Queue q, uint32_t slot, Job *job) except -1
+    cdef int c_line_up(self) except -1
     cdef int c_unqueue(self, Queue q, uint32_t slot, Job *job) except -1
     cdef int c_promote(self, Queue q, int64_t now_ms, int limit) except -1
     cdef int c_set_due(self, Queue q) except -1

@@ -5,7 +5,9 @@ is the only way out of the active state, and a job becomes terminal only in
 :meth:`Transitions.c_complete` or :meth:`Transitions.c_bury`.
 """
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
@@ -28,9 +30,11 @@ from qcore.engine.queue cimport Queue, RunList
 from qcore.engine.table cimport (
     EV_COMPLETED, EV_DUPLICATED, EV_FAILED, EV_PROGRESS, EV_PULLED, EV_PUSHED, EV_RETRIED, EV_WAITING,
 )
-from qcore.structs.skiplist cimport Key
+from qcore.structs.skiplist cimport Key, SkipEntry
 from qcore.structs.slab cimport slab_alloc, slab_free
 from qcore.structs.tokens cimport TokenEntry
+
+from mmap import mmap
 
 from qcore import limits
 from qcore.engine import backoff
@@ -248,6 +252,10 @@ cdef class Transitions(Capacity):
         else:
             self.c_key(job, &key)
             q.ready.c_insert(key, slot)
+        return self.c_enter_ready(q, slot, job)
+
+    cdef int c_enter_ready(self, Queue q, uint32_t slot, Job *job) except -1:
+        """Let a job that has its place in line be ready."""
         job.state = READY
         q.priorities.c_count(job.priority, 1)
         self.c_list(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, slot, job)
@@ -257,6 +265,49 @@ cdef class Transitions(Capacity):
             self.c_wake(q)
         if job.extra != NULL:
             self.c_begin_life(slot, job)
+        return 0
+
+    cdef int c_line_up(self) except -1:
+        """Give every ready job without a group its place in line; none has one yet. O(jobs)."""
+        cdef uint32_t slot
+        cdef Job *job
+        cdef Py_ssize_t n = 0, i, at
+        cdef Py_ssize_t *ends       # by queue: where its next entry goes
+        cdef SkipEntry *entries
+        cdef SkipEntry *entry
+        cdef Py_buffer view
+        ends = <Py_ssize_t *>PyMem_Calloc(len(self.queue_list) + 1, sizeof(Py_ssize_t))
+        if ends == NULL:
+            raise MemoryError
+        for slot in range(1, self.jobs.fresh):
+            job = self.job_at(slot)
+            if job.state == READY and not job.flags & F_GROUPED:
+                ends[job.queue + 1] += 1
+                n += 1
+        for i in range(1, len(self.queue_list) + 1):
+            ends[i] += ends[i - 1]
+        try:
+            # Not from the heap, where the lists themselves would come to lie behind it and keep it.
+            memory = mmap(-1, max(1, 2 * n * sizeof(SkipEntry)))
+            PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
+            try:
+                entries = <SkipEntry *>view.buf
+                for slot in range(1, self.jobs.fresh):
+                    job = self.job_at(slot)
+                    if job.state == READY and not job.flags & F_GROUPED:
+                        entry = &entries[ends[job.queue]]
+                        ends[job.queue] += 1
+                        self.c_key(job, &entry.key)
+                        entry.value = slot
+                at = 0
+                for i in range(1, len(self.queue_list)):
+                    (<Queue>self.queue_list[i]).ready.c_fill(entries + at, entries + n, ends[i] - at)
+                    at = ends[i]
+            finally:
+                PyBuffer_Release(&view)
+            memory.close()
+        finally:
+            PyMem_Free(ends)
         return 0
 
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1:

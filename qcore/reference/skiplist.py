@@ -27,6 +27,16 @@ class SkipList:
             raise ValueError(f"key ({a}, {b}, {c}) is in the list already")
         insort(self._entries, (a, b, c, value))
 
+    def fill(self, entries: list[tuple[int, int, int, int]]) -> None:
+        """Add entries, in any order, to an empty list; see there for what raises ``ValueError``."""
+        if self._entries:
+            raise ValueError(f"expected an empty list, this one has {len(self._entries)} entries")
+        found = sorted(entries)
+        for (*before, _), (*key, _) in pairwise(found):
+            if before == key:
+                raise ValueError(f"key ({', '.join(map(str, key))}) comes twice")
+        self._entries = found
+
     def remove(self, a: int, b: int, c: int) -> bool:
         """Remove an entry by key and tell whether it was there."""
         i, found = self._find((a, b, c))

@@ -10,7 +10,7 @@ sqlite3 module does the work.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 from libc.time cimport time_t
@@ -19,10 +19,10 @@ from qcore.store.changelog cimport ENTRY_DELETE, ENTRY_UPDATE, SLOT_BYTES, Chang
 
 import _sqlite3
 import os
-from qcore.store.base import SIDE_TABLES
+from qcore.store.base import SIDE_TABLES, STATE_UNREADABLE
 from qcore.store import sqlite
 from qcore.store.sqlite import (
-    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, SqliteStore, commit_fault_of, fault_of,
+    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, MAX_SEQ, MIN_SEQ, SqliteStore, commit_fault_of, fault_of,
 )
 
 cdef extern from "dlfcn.h" nogil:
@@ -58,6 +58,10 @@ cdef struct Api:
     int (*extended_errcode)(Db) noexcept nogil
     const char *(*errmsg)(Db) noexcept nogil
     int (*get_autocommit)(Db) noexcept nogil
+    int64_t (*column_int64)(Stmt, int) noexcept nogil
+    int (*column_type)(Stmt, int) noexcept nogil
+    const void *(*column_blob)(Stmt, int) noexcept nogil
+    int (*column_bytes)(Stmt, int) noexcept nogil
 
 cdef enum:
     SQLITE_OK = 0
@@ -65,6 +69,9 @@ cdef enum:
     SQLITE_DONE = 101
     SQLITE_OPEN_READWRITE = 2
     SQLITE_OPEN_NOMUTEX = 0x8000        # the store's lock lets one thread in at a time
+    SQLITE_INTEGER = 1
+    SQLITE_BLOB = 4
+    SQLITE_NULL = 5
 
 cdef enum:
     ST_BEGIN, ST_COMMIT, ST_ROLLBACK
@@ -110,7 +117,8 @@ cdef bint _load():
     cdef void *handle
     cdef void **slots = <void **>&api
     cdef list names = ["open_v2", "close_v2", "prepare_v2", "finalize", "step", "reset", "bind_int64", "bind_blob",
-                       "bind_text", "bind_null", "busy_timeout", "extended_errcode", "errmsg", "get_autocommit"]
+                       "bind_text", "bind_null", "busy_timeout", "extended_errcode", "errmsg", "get_autocommit",
+                       "column_int64", "column_type", "column_blob", "column_bytes"]
     cdef bytes name
     cdef Py_ssize_t i
     path = getattr(_sqlite3, "__file__", None)
@@ -396,6 +404,172 @@ cdef inline int c_bind(Stmt st, int column, const uint8_t *p, int32_t n) noexcep
     return api.bind_blob(st, column, p, n, NULL)    # NULL: SQLITE_STATIC, the bytes outlive the step
 
 
+# Each page is read once, so a cache would only hold memory.
+SCAN_CACHE_KIB = 1_000
+
+cdef bytes _SCAN = b"SELECT seq, queue, state, record, data, result FROM jobs WHERE seq >= ? ORDER BY seq"
+cdef bytes _GET_PAYLOAD = b"SELECT data FROM payloads WHERE seq = ?"
+cdef uint8_t _NOTHING = 0
+cdef int64_t MOST_SEQ = MAX_SEQ, LEAST_SEQ = MIN_SEQ, UNREADABLE = STATE_UNREADABLE
+
+
+cdef inline int c_column(Stmt st, int column, const uint8_t **p, Py_ssize_t *n) noexcept nogil:
+    """The bytes of a value, of whatever type; returns the type, or -1: no memory."""
+    cdef int kind = api.column_type(st, column)
+    n[0] = -1
+    p[0] = NULL
+    if kind == SQLITE_NULL:
+        return kind
+    p[0] = <const uint8_t *>api.column_blob(st, column)
+    n[0] = api.column_bytes(st, column)
+    if p[0] == NULL:
+        if n[0] > 0:
+            return -1
+        p[0] = <const uint8_t *>&_NOTHING
+    return kind
+
+
+cdef object _bytes(const uint8_t *p, Py_ssize_t n):
+    return None if n < 0 else PyBytes_FromStringAndSize(<const char *>p, n)
+
+
+cdef tuple row_of(const RawRow *row):
+    return (row.seq, row.queue, row.state, _bytes(row.record, row.record_n), _bytes(row.data, row.data_n),
+            _bytes(row.result, row.result_n))
+
+
+@cython.final
+cdef class RowCursor:
+    """The rows of jobs of a store in order of seq, as table and log of changes have them.
+
+    They are read a page at a time, with no transaction open between the pages. A compiled
+    caller gets them without an object being made; to others this is an iterator of rows.
+    """
+
+    def __cinit__(self, store not None):
+        cdef _Connection connection = store._native
+        self.store = store
+        self.connection = connection
+        self.db = connection.db
+        self.first = LEAST_SEQ
+        self.page = []
+        if (api.prepare_v2(self.db, _SCAN, -1, &self.scan, NULL) != SQLITE_OK
+                or api.prepare_v2(self.db, _GET_PAYLOAD, -1, &self.payload, NULL) != SQLITE_OK):
+            raise self.c_fault()
+
+    def __dealloc__(self):
+        # A connection that was closed meanwhile waits for these.
+        if self.scan != NULL:
+            api.finalize(self.scan)
+        if self.payload != NULL:
+            api.finalize(self.payload)
+
+    cdef object c_fault(self):
+        return fault_of(api.extended_errcode(self.db) & 0xFF,
+                        (<bytes>api.errmsg(self.db)).decode("utf-8", "replace"), self.store.path)
+
+    cdef int c_begin(self) except -1:
+        self.store._lock.acquire()
+        try:
+            self.store._check_open()
+            self.connection.run_sql(f"PRAGMA cache_size = -{SCAN_CACHE_KIB}")
+        except BaseException:
+            self.store._lock.release()
+            raise
+        self.changes = self.store._changes
+        self.left = sqlite.LOAD_PAGE_ROWS
+        api.bind_int64(self.scan, 1, self.first)
+        return 0
+
+    cdef int c_end(self) except -1:
+        api.reset(self.scan)
+        api.reset(self.payload)
+        try:
+            self.connection.run_sql(f"PRAGMA cache_size = -{CACHE_KIB}")
+        finally:
+            self.store._lock.release()
+        return 0
+
+    cdef int c_next(self, RawRow *row) except -1:
+        cdef Entry entry
+        cdef int rc, op, queue_type, state_type, data_type
+        while self.left > 0:
+            rc = api.step(self.scan)
+            if rc == SQLITE_DONE:
+                self.over = True
+                return 0
+            if rc != SQLITE_ROW:
+                raise self.c_fault()
+            row.seq = api.column_int64(self.scan, 0)
+            self.left -= 1
+            if row.seq == MOST_SEQ:
+                self.over = True
+                self.left = 0
+            else:
+                self.first = row.seq + 1
+            op = self.changes.c_find(row.seq, &entry)
+            if op == ENTRY_DELETE:
+                continue
+            # As `_SELECT` has it: a number of the wrong type is none.
+            queue_type = api.column_type(self.scan, 1)
+            state_type = api.column_type(self.scan, 2)
+            row.queue = api.column_int64(self.scan, 1) if queue_type == SQLITE_INTEGER else 0
+            row.state = UNREADABLE
+            if queue_type == SQLITE_INTEGER and state_type == SQLITE_INTEGER:
+                row.state = api.column_int64(self.scan, 2)
+            data_type = c_column(self.scan, 4, &row.data, &row.data_n)
+            if data_type < 0:
+                raise MemoryError
+            if data_type == SQLITE_BLOB and row.data_n == 0:
+                self.c_payload(row)
+            if op == ENTRY_UPDATE:
+                if row.state >= 0 or row.queue:     # see ChangeLog.merge
+                    row.state = entry.state
+                row.record, row.record_n = entry.record, entry.record_n
+                row.result, row.result_n = entry.result, entry.result_n
+            elif (c_column(self.scan, 3, &row.record, &row.record_n) < 0
+                    or c_column(self.scan, 5, &row.result, &row.result_n) < 0):
+                raise MemoryError
+            return 1
+        return 0
+
+    cdef int c_payload(self, RawRow *row) except -1:
+        """Fetch the large payload of a row, if it has one."""
+        cdef int rc
+        api.reset(self.payload)
+        api.bind_int64(self.payload, 1, row.seq)
+        rc = api.step(self.payload)
+        if rc == SQLITE_DONE:
+            return 0
+        if rc != SQLITE_ROW:
+            raise self.c_fault()
+        rc = c_column(self.payload, 0, &row.data, &row.data_n)
+        if rc < 0:
+            raise MemoryError
+        if rc == SQLITE_NULL:
+            row.data_n = 0
+        return 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef RawRow row
+        while self.at == len(self.page):
+            if self.over:
+                raise StopIteration
+            self.page = []
+            self.at = 0
+            self.c_begin()
+            try:
+                while self.c_next(&row):
+                    self.page.append(row_of(&row))
+            finally:
+                self.c_end()
+        self.at += 1
+        return self.page[self.at - 1]
+
+
 class NativeSqliteStore(SqliteStore):
     """A :class:`~qcore.store.sqlite.SqliteStore` whose commits take no interpreter lock.
 
@@ -416,6 +590,9 @@ class NativeSqliteStore(SqliteStore):
 
     def _write(self, cut, values):
         self._native.commit(self._changes, cut, values)
+
+    def _pages(self):
+        return RowCursor(self)
 
     def _fold_slice(self):
         if self._native is None:        # it could not be opened, and the file is closed again

@@ -368,6 +368,8 @@ class SqliteStore:
                 if first != b"ok":
                     problem = " ".join(str(first, "utf-8", "replace").split())
                     raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}", "corrupt")
+                # All pages that fit are in the cache now, and have been seen for the only time.
+                self._con.execute("PRAGMA shrink_memory").fetchall()
                 names = [
                     (id_, text.decode("utf-8", "replace"))
                     for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")

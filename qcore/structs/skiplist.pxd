@@ -22,6 +22,11 @@ cdef struct SkipNode:
     uint32_t next[1]             # as many as the height of the node; 0: end
 
 
+cdef struct SkipEntry:
+    Key key
+    uint32_t value
+
+
 @cython.final
 cdef class SkipList:
     cdef readonly Py_ssize_t n
@@ -43,6 +48,8 @@ cdef class SkipList:
     cdef uint32_t finger[SKIP_FINGERS][SKIP_LEVELS]   # a predecessor per level
 
     cdef int c_insert(self, Key key, uint32_t value) except -1
+    # Fill an empty list from entries in any order, which are sorted in place; `spare` has room for as many. O(n).
+    cdef int c_fill(self, SkipEntry *entries, SkipEntry *spare, Py_ssize_t n) except -1
     cdef bint c_remove(self, Key key) noexcept nogil
     cdef bint c_first(self, Key *key, uint32_t *value) noexcept nogil
     cdef bint c_pop(self, Key *key, uint32_t *value) noexcept nogil

@@ -23,7 +23,7 @@ insertion of the node stepped over.
 cimport cython
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cdef extern from *:
     """
@@ -67,6 +67,64 @@ cdef inline int size_class(int height) noexcept nogil:
 
 cdef inline uint32_t units_of(int height) noexcept nogil:
     return 4 + (height >> 1)
+
+
+cdef inline uint64_t word_of(const SkipEntry *entry, int word) noexcept nogil:
+    """A part of a key, 0 the last one, as an unsigned number of the same order."""
+    cdef int64_t part = entry.key.c if word == 0 else entry.key.b if word == 1 else entry.key.a
+    return <uint64_t> part ^ (<uint64_t> 1 << 63)
+
+
+cdef bint in_order(const SkipEntry *entries, Py_ssize_t n, int word) noexcept nogil:
+    """Whether entries ascend by the last ``word`` + 1 parts of their keys."""
+    cdef Py_ssize_t i
+    cdef uint64_t x, y
+    cdef int k
+    for i in range(1, n):
+        k = word
+        x = word_of(&entries[i - 1], k)
+        y = word_of(&entries[i], k)
+        while x == y and k > 0:
+            k -= 1
+            x = word_of(&entries[i - 1], k)
+            y = word_of(&entries[i], k)
+        if x > y:
+            return False
+    return True
+
+
+cdef void sort(SkipEntry *entries, SkipEntry *spare, Py_ssize_t n) noexcept nogil:
+    """Sort by key: a radix sort by bytes from the last, which passes over all that is in order already."""
+    cdef Py_ssize_t counts[8][256]
+    cdef Py_ssize_t i, at, here
+    cdef SkipEntry *from_ = entries
+    cdef SkipEntry *to = spare
+    cdef uint64_t part
+    cdef int word, k
+    for word in range(3):
+        # Rows come in order of admission, so it is mostly by `a` alone that they have to be sorted.
+        if in_order(from_, n, word):
+            continue
+        memset(counts, 0, sizeof(counts))
+        for i in range(n):
+            part = word_of(&from_[i], word)
+            for k in range(8):
+                counts[k][(part >> 8 * k) & 255] += 1
+        for k in range(8):
+            if counts[k][(word_of(&from_[0], word) >> 8 * k) & 255] == n:
+                continue
+            at = 0
+            for i in range(256):
+                here = counts[k][i]
+                counts[k][i] = at
+                at += here
+            for i in range(n):
+                part = (word_of(&from_[i], word) >> 8 * k) & 255
+                to[counts[k][part]] = from_[i]
+                counts[k][part] += 1
+            from_, to = to, from_
+    if from_ != entries:
+        memcpy(entries, from_, n * sizeof(SkipEntry))
 
 
 cdef object _entry(SkipNode *node):
@@ -406,6 +464,25 @@ cdef class SkipList:
         self.n += 1
         return 0
 
+    cdef int c_fill(self, SkipEntry *entries, SkipEntry *spare, Py_ssize_t n) except -1:
+        cdef Py_ssize_t i
+        cdef Key *key
+        if self.n:
+            raise ValueError(f"expected an empty list, this one has {self.n} entries")
+        with nogil:
+            sort(entries, spare, n)
+        for i in range(1, n):
+            key = &entries[i].key
+            if same(&entries[i - 1].key, key):
+                raise ValueError(f"key ({key.a}, {key.b}, {key.c}) comes twice")
+        try:
+            for i in range(n):
+                self.c_insert(entries[i].key, entries[i].value)     # at the end
+        except MemoryError:
+            self.c_clear()
+            raise
+        return 0
+
     cdef void c_unlink(self, uint32_t ref, uint32_t *path) noexcept nogil:
         # `path` holds the predecessors of the node. Frees it.
         cdef SkipNode *node = at(self.chunks, ref)
@@ -525,6 +602,26 @@ cdef class SkipList:
         key.b = b
         key.c = c
         self.c_insert(key, value)
+
+    def fill(self, list entries not None) -> None:
+        """Add (a, b, c, value) tuples, in any order, to an empty list; O(n).
+
+        One that is not empty, or a key that comes twice, raises ``ValueError``.
+        """
+        cdef Py_ssize_t i, n = len(entries)
+        cdef SkipEntry *packed = <SkipEntry *> PyMem_RawCalloc(2 * n + 1, sizeof(SkipEntry))
+        if packed == NULL:
+            raise MemoryError()
+        try:
+            for i in range(n):
+                a, b, c, value = entries[i]
+                packed[i].key.a = a
+                packed[i].key.b = b
+                packed[i].key.c = c
+                packed[i].value = value
+            self.c_fill(packed, packed + n, n)
+        finally:
+            PyMem_RawFree(packed)
 
     def remove(self, int64_t a, int64_t b, int64_t c) -> bool:
         """Remove an entry by key and tell whether it was there; O(log n)."""

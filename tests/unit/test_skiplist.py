@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qcore.reference import SkipList as PlainSkipList
 from qcore.structs import SkipList
@@ -95,6 +97,54 @@ def test_clear(make: Make) -> None:
     assert list(s) == []
     s.insert(0, 0, 1, 1)
     assert s.pop() == (0, 0, 1, 1)
+
+
+PARTS = st.sampled_from([LEAST, -(2**40), -257, -1, 0, 1, 255, 256, 2**33 + 7, MOST])
+
+
+@BOTH
+@given(keys=st.lists(st.tuples(PARTS, PARTS, PARTS), unique=True, max_size=60))
+def test_filled_from_any_order(make: Make, keys: list[tuple[int, int, int]]) -> None:
+    s = make()
+    s.fill([(*key, i) for i, key in enumerate(keys)])
+    s._check()
+    assert list(s) == sorted((*key, i) for i, key in enumerate(keys))
+
+
+@BOTH
+@pytest.mark.parametrize("ordered_by", [0, 1, 2, 3], ids=["nothing", "c", "b and c", "all"])
+def test_a_filled_list_is_like_any_other(make: Make, ordered_by: int) -> None:
+    rng = random.Random(ordered_by)
+    keys = [(rng.randrange(-500, 500), rng.randrange(3), c) for c in rng.sample(range(-(2**50), 2**50), 3000)]
+    if ordered_by:
+        keys.sort(key=lambda key: key[3 - ordered_by :])
+    s, plain = make(), PlainSkipList()
+    s.fill([(*key, i) for i, key in enumerate(keys)])
+    for i, key in enumerate(keys):
+        plain.insert(*key, i)
+    assert list(s) == list(plain)
+    for i, key in enumerate(rng.sample(keys, 1000)):
+        assert s.remove(*key)
+        assert plain.remove(*key)
+        new = (key[0], key[1] + 1, 2**60 + i)
+        s.insert(*new, i)
+        plain.insert(*new, i)
+    s._check()
+    assert [s.pop() for _ in range(len(s))] == list(plain)
+
+
+@BOTH
+def test_what_a_list_is_not_filled_from(make: Make) -> None:
+    s = make()
+    with pytest.raises(ValueError, match=r"\(1, 2, 3\) comes twice"):
+        s.fill([(1, 2, 3, 4), (0, 0, 0, 0), (1, 2, 3, 5)])
+    s._check()
+    assert len(s) == 0
+    s.fill([])
+    s.insert(0, 0, 0, 0)
+    with pytest.raises(ValueError, match="has 1 entries"):
+        s.fill([(1, 1, 1, 1)])
+    assert list(s) == [(0, 0, 0, 0)]
 
 
 def order_of_arrival(i: int) -> tuple[int, int, int]:
