@@ -2,8 +2,8 @@
 
     python -m tests.fuzz.campaign --frames 10_000_000 --seed 7
 
-Rounds of 200,000 frames, each with a fresh broker in this process, every eighth one over
-an SQLite file that is opened again at the end. After each batch: every whole frame was
+Rounds of 200,000 frames, each with a fresh broker in this process, every eighth one (7, 15, …)
+over an SQLite file that is opened again at the end. After each batch: every whole frame was
 answered, waits, or its connection is closed; nothing was logged as a fault of ours; the
 engine's invariants hold; and memory stays bounded. One seed gives one history; ``--round``
 runs a single round of it again. Prints one JSON line; stops at the first finding.
