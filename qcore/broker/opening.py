@@ -36,8 +36,6 @@ Mode = Literal["embedded", "server"]
 META_OPEN = "open"
 #: Rows that one start sets aside; what else cannot be read stays where it is until the next.
 SET_ASIDE_ROWS = 1000
-#: Rows that are read again at once, by their numbers.
-READ_ROWS = 1000
 
 
 @dataclass(slots=True)
@@ -160,9 +158,7 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         loader.load(snapshot.jobs)
         for seq, last_id in loader.fences:
             broker.archive.fence(seq, last_id)
-        newest = loader.rest()
-        for at in range(0, len(newest), READ_ROWS):
-            loader.load_rest(store.read(newest[at : at + READ_ROWS]))
+        loader.load_rest(snapshot.jobs, store)
         loader.line_up()
         found.unreadable = loader.unreadable
         found.jobs = loader.n + engine.n_archived

@@ -12,6 +12,7 @@ not to what lies in them, and a job with a changed bit must not run. Version 1 h
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -35,8 +36,6 @@ from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
 import sys
-from heapq import heappush, heappushpop
-
 import msgpack
 
 from qcore import limits
@@ -53,6 +52,7 @@ cdef enum:
     CHECK_SHIFT = 8         # of a checksum in the notes of a payload; below are the ``BlobNote`` bits
     HAS_RUN = 1
     HAS_EXTRA = 2
+    READ_ROWS = 1000        # rows that are read again at once, by their numbers
 
 cdef packed struct RecordHead:
     uint8_t version
@@ -935,19 +935,32 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
     return n, earliest
 
 
+cdef struct Passed:             # a completed job that is not restored yet
+    int64_t finished_ms
+    int64_t seq
+    uint64_t id                 # hash of a custom id, upper half of one of ours, or 0
+    uint32_t queue
+    bint custom
+
+
+cdef inline bint c_ended_before(const Passed *x, const Passed *y) noexcept nogil:
+    return x.finished_ms < y.finished_ms or (x.finished_ms == y.finished_ms and x.seq < y.seq)
+
+
 @cython.final
 cdef class Loader:
     """Restores all rows of a store, which come in order of seq, before any command.
 
     Completed jobs that no live job is known to need are passed over at first. Then
-    :meth:`rest` has the numbers of the newest of them, which memory keeps, and the others
-    are archived. ``fences`` are pairs of (number of a row, upper half of an id of ours):
+    :meth:`load_rest` restores the newest of them, which memory keeps, and the others are
+    archived. ``fences`` are pairs of (number of a row, upper half of an id of ours):
     rows after it have greater ids. ``unreadable`` has the number of each row that was
     refused, and why; ``damaged`` has the first ``most_damaged`` of them whole.
     """
     cdef Engine engine
     cdef int64_t now_ms, now_ns
-    cdef list heap
+    cdef Passed *passed                 # a heap: the newest so far of those passed over, the oldest of them first
+    cdef Py_ssize_t n_passed, cap_passed
     cdef readonly Py_ssize_t n          # jobs that were restored
     cdef readonly list fences
     cdef readonly list links            # (seq, id, id of the successor) of finished runs of chains
@@ -962,13 +975,15 @@ cdef class Loader:
         self.engine = engine
         self.now_ms = now_ms
         self.now_ns = now_ns
-        self.heap = []
         self.fences = []
         self.links = []
         self.unreadable = []
         self.damaged = []
         self.every = every
         self.most_damaged = most_damaged
+
+    def __dealloc__(self):
+        PyMem_Free(self.passed)
 
     def load(self, found not None):
         """Restore rows, or note that they cannot be read; pass over those of completed jobs."""
@@ -992,10 +1007,31 @@ cdef class Loader:
             with nogil:
                 pass
 
-    def load_rest(self, found not None):
-        """Restore the rows of :meth:`rest`."""
-        for row in found:
-            self._load_row(row, False)
+    def load_rest(self, found not None, store not None):
+        """Restore the newest of those that were passed over; ``found`` is what they were loaded from."""
+        cdef RowCursor cursor
+        cdef RawRow raw
+        cdef Py_ssize_t at
+        cdef list seqs = sorted([self.passed[at].seq for at in range(self.n_passed)])
+        self.n_passed = self.cap_passed = 0
+        PyMem_Free(self.passed)
+        self.passed = NULL
+        for at in range(0, len(seqs), READ_ROWS):
+            if not isinstance(found, RowCursor):
+                for row in store.read(seqs[at:at + READ_ROWS]):
+                    self._load_row(row, False)
+                continue
+            cursor = found
+            cursor.c_begin()
+            try:
+                for seq in seqs[at:at + READ_ROWS]:
+                    if cursor.c_seek(seq, &raw):
+                        self.c_load(&raw)
+            finally:
+                cursor.c_end()
+            PyErr_CheckSignals()
+            with nogil:
+                pass
 
     def line_up(self):
         """Give the ready jobs their places in line, once all rows are there."""
@@ -1031,8 +1067,7 @@ cdef class Loader:
         cdef RecordRun tail
         cdef Engine engine = self.engine
         cdef uint64_t hi = 0
-        cdef object hashed = None
-        cdef tuple entry
+        cdef Passed entry
         cdef const char *record = <const char *>row.record
         if row.record_n < <Py_ssize_t>sizeof(RecordHead) + 16:
             return False
@@ -1055,14 +1090,49 @@ cdef class Loader:
             engine.ids.last_hi = hi
         if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
             self._link(row, &head)
-        if head.flags & F_CUSTOM_ID:
-            hashed = _hash_of(engine, record, &head)
-        entry = (tail.finished_ms, row.seq, row.queue, hi, hashed)
-        if len(self.heap) < <Py_ssize_t>engine.done.cap:
-            heappush(self.heap, entry)
-        else:
-            self._archive(heappushpop(self.heap, entry))
+        entry.finished_ms = tail.finished_ms
+        entry.seq = row.seq
+        entry.queue = <uint32_t>row.queue
+        entry.custom = head.flags & F_CUSTOM_ID != 0
+        entry.id = _hash_of(engine, record, &head) if entry.custom else hi
+        self.c_pass(entry)
         return True
+
+    cdef int c_pass(self, Passed entry) except -1:
+        """Keep this one, or the oldest of those that are kept is archived."""
+        cdef Passed oldest
+        cdef Passed *wider
+        cdef Py_ssize_t at = self.n_passed, other
+        if at == <Py_ssize_t>self.engine.done.cap:
+            if c_ended_before(&entry, self.passed):
+                return self.c_archive(&entry)
+            oldest = self.passed[0]
+            at = 0
+            while True:
+                other = 2 * at + 1
+                if other >= self.n_passed:
+                    break
+                if other + 1 < self.n_passed and c_ended_before(&self.passed[other + 1], &self.passed[other]):
+                    other += 1
+                if not c_ended_before(&self.passed[other], &entry):
+                    break
+                self.passed[at] = self.passed[other]
+                at = other
+            self.passed[at] = entry
+            return self.c_archive(&oldest)
+        if at == self.cap_passed:
+            other = max(1024, 2 * at)
+            wider = <Passed *>PyMem_Realloc(self.passed, other * sizeof(Passed))
+            if wider == NULL:
+                raise MemoryError
+            self.passed = wider
+            self.cap_passed = other
+        self.n_passed += 1
+        while at > 0 and c_ended_before(&entry, &self.passed[(at - 1) // 2]):
+            self.passed[at] = self.passed[(at - 1) // 2]
+            at = (at - 1) // 2
+        self.passed[at] = entry
+        return 0
 
     cdef _link(self, const RawRow *row, RecordHead *head):
         cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
@@ -1076,20 +1146,16 @@ cdef class Loader:
         if isinstance(successor, str):
             self.links.append((row.seq, _id(record, head), successor))
 
-    cdef _archive(self, tuple entry):
+    cdef int c_archive(self, const Passed *entry) except -1:
         cdef Engine engine = self.engine
-        cdef uint64_t hi = entry[3]
-        (<Queue>engine.queue_list[entry[2]]).n_archived += 1
+        (<Queue>engine.queue_list[entry.queue]).n_archived += 1
         engine.n_archived += 1
-        engine.far_ms = min(engine.far_ms, <int64_t>entry[0])
-        if entry[4] is not None:
-            engine.c_note_far(entry[1], entry[4])
-        elif hi > engine.far_hi:
-            engine.far_hi = hi
-
-    def rest(self):
-        """Numbers of the rows to be restored after all others, in order."""
-        return sorted([entry[1] for entry in self.heap])
+        engine.far_ms = min(engine.far_ms, entry.finished_ms)
+        if entry.custom:
+            engine.c_note_far(entry.seq, entry.id)
+        elif entry.id > engine.far_hi:
+            engine.far_hi = entry.id
+        return 0
 
 
 cdef bint _has_key(object extra) except -1:

@@ -50,6 +50,8 @@ cdef class RowCursor:
     cdef int c_end(self) except -1
     # The next row of the page, whose bytes stay until the call after it; 0: the page has ended.
     cdef int c_next(self, RawRow *row) except -1
+    # Likewise the row with a number; 0: there is none.
+    cdef int c_seek(self, int64_t seq, RawRow *row) except -1
     cdef int c_payload(self, RawRow *row) except -1
     cdef object c_fault(self)
 

@@ -533,6 +533,12 @@ cdef class RowCursor:
             return 1
         return 0
 
+    cdef int c_seek(self, int64_t seq, RawRow *row) except -1:
+        api.reset(self.scan)
+        api.bind_int64(self.scan, 1, seq)
+        self.left = 1
+        return self.c_next(row) and row.seq == seq
+
     cdef int c_payload(self, RawRow *row) except -1:
         """Fetch the large payload of a row, if it has one."""
         cdef int rc

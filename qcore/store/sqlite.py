@@ -48,6 +48,7 @@ APPLICATION_ID = 0x71636F72  # "qcor"
 SCHEMA_VERSION = 4
 PAGE_BYTES = 4096
 CACHE_KIB = 64_000
+CHECK_CACHE_KIB = 4_000
 BUSY_TIMEOUT_MS = 5_000
 
 #: A payload above this lies in its own table; see schema.sql.
@@ -363,13 +364,7 @@ class SqliteStore:
         with self._lock:
             self._check_open()
             try:
-                # A damaged page may hide rows without an error; next to reading them all this costs little.
-                first = self._con.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if first != b"ok":
-                    problem = " ".join(str(first, "utf-8", "replace").split())
-                    raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}", "corrupt")
-                # All pages that fit are in the cache now, and have been seen for the only time.
-                self._con.execute("PRAGMA shrink_memory").fetchall()
+                self._check_pages()
                 names = [
                     (id_, text.decode("utf-8", "replace"))
                     for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")
@@ -399,6 +394,19 @@ class SqliteStore:
             except sqlite3.Error as error:
                 raise _fault(error, self.path) from error
         return Snapshot(names=names, queues=queues, meta=meta, side=side, jobs=self._pages())
+
+    def _check_pages(self) -> None:
+        # A damaged page may hide rows without an error; next to reading them all this costs little.
+        # Each page is looked at once, so a cache would only hold memory.
+        self._con.execute(f"PRAGMA cache_size = -{CHECK_CACHE_KIB}")
+        try:
+            first = self._con.execute("PRAGMA quick_check(1)").fetchone()[0]
+            self._con.execute("PRAGMA shrink_memory").fetchall()
+        finally:
+            self._con.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        if first != b"ok":
+            problem = " ".join(str(first, "utf-8", "replace").split())
+            raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}", "corrupt")
 
     def _pages(self) -> Iterator[Row]:
         first = MIN_SEQ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -99,6 +100,30 @@ def lives(machine: Machine) -> Iterator[Talk]:
     yield machine.talk
     yield machine.crash()
     yield machine.restart()
+
+
+@pytest.mark.parametrize("kept", [1, 2, 7, 39, 40, 1000])
+def test_the_newest_are_in_memory_whatever_the_order_of_ends(machine: Machine, kept: int) -> None:
+    rng = random.Random(kept)
+    custom = [f"id{n}" if n % 2 else "" for n in range(40)]
+    jobs = [{"name": "n", **({"customId": each} if each else {})} for each in custom]
+    ids = machine.talk.good("PUSHB", queue="q", jobs=jobs)["ids"]
+    assert len(machine.talk.good("PULLB", queue="q", count=40)["jobs"]) == 40
+    rng.shuffle(ids)
+    for job_id in ids:
+        machine.clock.advance(rng.randrange(3))
+        machine.talk.good("ACK", id=job_id, result={"of": job_id})
+    flush(machine.broker)
+    if machine.path is not None:
+        machine.broker.store.close()
+    talk = machine.start(max_completed=kept)
+    # Ends in one millisecond count in the order of admission, which is not that of the ids here.
+    ends = {job_id: talk.good("GetJob", id=job_id)["job"]["completedAt"] for job_id in ids}
+    engine = machine.broker.engine
+    there = [job_id for job_id in ids if engine.state(job_id) == "completed"]
+    assert len(there) == min(kept, 40) == 40 - engine.n_archived
+    gone = [ends[job_id] for job_id in ids if job_id not in there]
+    assert not gone or not there or max(gone) <= min(ends[job_id] for job_id in there)
 
 
 def states(talk: Talk, ids: Iterable[str]) -> list[str]:
