@@ -18,6 +18,7 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 import sqlite3
 import stat
 import struct
@@ -50,6 +51,8 @@ PAGE_BYTES = 4096
 CACHE_KIB = 64_000
 CHECK_CACHE_KIB = 4_000
 BUSY_TIMEOUT_MS = 5_000
+#: So long is waited for the end of an owner that was killed.
+DYING_OWNER_S = 10.0
 
 #: A payload above this lies in its own table; see schema.sql.
 INLINE_DATA_BYTES = 1024
@@ -130,6 +133,8 @@ _KINDS = {
     sqlite3.SQLITE_PERM: "readonly",
     sqlite3.SQLITE_IOERR: "io",
 }
+
+_PF_EXITING = 4  # of Linux, in /proc/PID/stat
 
 _BEFORE_THE_MARK = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
 
@@ -997,9 +1002,13 @@ def drop_lock(path: str, fd: int) -> None:
 def take_lock(path: str) -> int:
     """Lock ``<path>.lock``, write our pid into it and return its descriptor.
 
+    A killed process has its locks until the kernel has taken its memory apart, some
+    200 ms for a gigabyte. It will write nothing any more, so its end is waited for.
+
     :raises EngineBusyError: another process holds it
     """
     name = path + ".lock"
+    give_up_at = time.monotonic() + DYING_OWNER_S
     while True:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -1012,6 +1021,11 @@ def take_lock(path: str) -> int:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise StoreFault(f"{name} cannot be locked: {error.strerror}", "io") from None
                 owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                if time.monotonic() < give_up_at and _is_dying(owner):
+                    os.close(fd)
+                    fd = -1
+                    time.sleep(0.005)
+                    continue
                 raise EngineBusyError(f"{path} is in use by process {owner}") from None
             # The last owner may have removed the name between our open and our lock.
             try:
@@ -1026,6 +1040,19 @@ def take_lock(path: str) -> int:
                     raise _system_fault(error, f"{path} needs {name} beside it") from None
                 return fd
         except BaseException:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise
         os.close(fd)
+
+
+def _is_dying(pid: str) -> bool:
+    """Whether a process was killed and has not ended yet, as far as this system tells."""
+    try:
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            flags = int(file.read().rpartition(b")")[2].split()[6])
+        with open(f"/proc/{int(pid)}/status", "rb") as file:
+            pending = next(line for line in file if line.startswith(b"SigPnd:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    return bool(flags & _PF_EXITING or int(pending.split()[1], 16) >> (signal.SIGKILL - 1) & 1)

@@ -296,19 +296,51 @@ class Reach:
         return TcpCaller(port)
 
 
-def _serve(path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(path)]
-    command += ["--log-level", "error", "--shutdown-timeout-ms", "100"]
-    command += ["--journal"] if keeps_events() else []
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+class Served:
+    """A server process on the campaign's file; what it says when it should not have ended."""
 
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(path)]
+        command += ["--log-level", "error", "--shutdown-timeout-ms", "100"]
+        command += ["--journal"] if keeps_events() else []
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
+        self._errors = path.with_name("server.err")
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
 
-def _port(server: subprocess.Popen[str]) -> int:
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    assert "listening on 127.0.0.1:" in line, f"the server did not start: {line!r}"
-    return int(line.rsplit(":", 1)[1])
+    def port(self) -> int:
+        """Where it listens, once it does. There is no second try: one that does not start is a failure."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if "listening on 127.0.0.1:" not in line:
+            raise AssertionError(f"the server did not start: {line!r}{self._end()}")
+        return int(line.rsplit(":", 1)[1])
+
+    def check(self) -> None:
+        """It has not ended by itself."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended by itself{self._end()}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Let it go; what it had to say is said again."""
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        sys.stderr.write(self._errors.read_text("utf-8", "replace"))
+
+    def _end(self) -> str:
+        """Exit code and errors, of one that has ended or is about to."""
+        try:
+            code: object = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            code = "none, it still runs"
+        return f"; exit code {code}, errors: {self._errors.read_text('utf-8', 'replace') or 'none'}"
 
 
 def run_server(campaign: Campaign, kills: int) -> None:
@@ -319,31 +351,29 @@ def run_server(campaign: Campaign, kills: int) -> None:
     taken = 0
     started_s = 0.3
     for kill in range(kills + 1):
-        server = _serve(campaign.file)
-        assert server.stdout is not None
+        server = Served(campaign.file)
         try:
             if kill == kills or kill % 7 != 6:
                 began = time.monotonic()
-                reach.set(_port(server))
+                reach.set(server.port())
                 started_s = 1.2 * (time.monotonic() - began)
             if kill == kills:
                 load.quiet()
                 assert not load.failed.wait(0.5), "a client was told what it must not be told"
             else:
                 campaign.moment(lambda: log.count, load.failed.is_set, started_s)
+            server.check()
             reach.set(0, over=kill == kills)
             if kill == kills:
                 load.stop()
-                server.terminate()
-                assert server.wait(30) == 0
+                server.process.terminate()
+                code = server.process.wait(30)
+                assert code == 0, f"the server ended with {code}"
             else:
                 server.kill()
-                server.wait()
             load.settle()
         finally:
-            server.kill()
-            server.stdout.close()
-            server.wait()
+            server.close()
         entries = log.entries[taken:]
         taken += len(entries)
         campaign.check(entries, time.monotonic_ns(), clean=kill == kills)

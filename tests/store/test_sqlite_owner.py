@@ -12,7 +12,7 @@ import pytest
 
 from qcore.errors import EngineBusyError, ForkedError, QError
 from qcore.store.base import Cut, Row, Store
-from qcore.store.sqlite import SqliteStore
+from qcore.store.sqlite import SqliteStore, _is_dying
 
 Rows = Callable[[Store], list[Row]]
 
@@ -82,6 +82,24 @@ def test_a_killed_owner_does_not_block(db: Path, start_child: Any, rows_of: Rows
     assert rows_of(store) == [(1, 1, 0, b"r", b"d", None)]
     assert store.integrity_check() == []
     store.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not tell who is dying")
+def test_the_end_of_a_killed_owner_is_waited_for(db: Path, start_child: Any, rows_of: Rows) -> None:
+    # Its memory is taken apart before its locks are dropped: nobody who is that quick comes after it.
+    for ballast in (0, 300_000_000):
+        child = start_child(OWNER.replace("print(", f"ballast = bytearray({ballast}); print("), db)
+        assert child.stdout.readline() == "open\n"
+        child.kill()
+        store = SqliteStore(db)
+        assert rows_of(store) == [(1, 1, 0, b"r", b"d", None)]
+        store.close()
+
+
+@pytest.mark.parametrize("pid", ["unknown", "-1", "0", "999999999", "1" * 40, "1/../self"])
+def test_an_owner_that_nothing_is_known_of_is_not_waited_for(pid: str) -> None:
+    assert not _is_dying(pid)
+    assert not _is_dying(str(os.getpid()))
 
 
 def in_fork(work: Callable[[], object]) -> str:
