@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from harness import Server, Setup, checked, prepare, run_json, server
+from harness import Setup, checked, prepare, run_json, server
 
 from qcore.broker import open_broker
 from qcore.broker.opening import close_broker
