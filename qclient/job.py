@@ -63,6 +63,8 @@ class Job:
     def result(self, timeout: Duration | None = None) -> Any:
         """Wait until the job ends and return its result.
 
+        Of a job that was removed when it was completed, the result is there for those who
+        waited for it by then; later it is None, also if the job returned something.
         Raises ``JobFailedError`` when it failed for good, ``JobLostError`` when it
         is gone and ``WaitTimeout`` after ``timeout``.
         """

@@ -8,10 +8,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from qclient.checks import filled, group_id, whole
-from qclient.durations import Duration, instant_ms, to_ms, wire_number
+from qclient.checks import filled, flag, group_id, whole
+from qclient.durations import Duration, instant_ms, to_ms, to_seconds, wire_number
 from qcore.errors import ConfigError
-from qcore.limits import MAX_GROUP_PRIORITY
+from qcore.limits import MAX_BACKOFF_OPTION_MS, MAX_GROUP_PRIORITY
 
 
 class JobState(StrEnum):
@@ -35,6 +35,13 @@ def job_state(text: str) -> JobState | str:
         return text
 
 
+def _backoff_ms(value: Duration, name: str) -> int:
+    ms = to_ms(value, name)
+    if ms > MAX_BACKOFF_OPTION_MS:
+        raise ConfigError(f"{name} must be at most a day, not {value!r}")
+    return ms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """How long a failed attempt waits before the next; made by the two constructors."""
@@ -53,14 +60,15 @@ class Backoff:
             raise ConfigError(f"backoff jitter must be a number from 0 to 1, not {self.jitter!r}")
         if self.kind not in ("fixed", "exponential"):
             raise ConfigError(f"backoff kind must be 'fixed' or 'exponential', not {self.kind!r}")
-        to_ms(self.delay, "backoff delay")
+        _backoff_ms(self.delay, "backoff delay")
         if self.max is not None:
-            to_ms(self.max, "backoff max")
+            _backoff_ms(self.max, "backoff max")
 
     @classmethod
     def fixed(cls, delay: Duration) -> Backoff:
-        """The same pause before every attempt."""
-        return cls(kind="fixed", delay=delay)
+        """The same pause before every attempt, exactly."""
+        # Said in full: by themselves engines vary it by a fifth, and cut it to an hour.
+        return cls(kind="fixed", delay=delay, max=delay, jitter=0)
 
     @classmethod
     def exponential(cls, base: Duration = 1, *, max: Duration = 3600, jitter: float | None = None) -> Backoff:
@@ -84,7 +92,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """How many finished jobs, and for how long, stay readable."""
+    """How many finished jobs, and for how long, stay readable; at least one of the two is given."""
 
     age: Duration | None = None
     count: int | None = None
@@ -93,7 +101,7 @@ class Keep:
         """The map form of the ``removeOn...`` fields."""
         out: dict[str, object] = {}
         if self.age is not None:
-            out["age"] = wire_number(to_ms(self.age, "age"))
+            out["age"] = to_seconds(self.age, "age")  # the one time that the wire counts in seconds
         if self.count is not None:
             if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
                 raise ConfigError(f"count must be a whole number of jobs, not {self.count!r}")
@@ -163,12 +171,12 @@ class Dedup:
         out: dict[str, object] = {}
         if self.ttl is not None:
             out["ttl"] = wire_number(to_ms(self.ttl))
-        for name, flag in (
+        for name, said in (
             ("extend", self.extend),
             ("replace", self.replace),
             ("keepUntilExpiry", self.keep_until_expiry),
         ):
-            if flag:
+            if said:
                 out[name] = True
         return out
 
@@ -208,7 +216,8 @@ class Group:
 class Repeat:
     """Run a job again when a run of it has ended; exactly one of ``every`` and ``cron``.
 
-    ``limit`` is the number of runs after the first. For work that belongs to the wall clock,
+    ``limit`` is the number of runs after the first. A run that fails for good ends the
+    repetition if ``continue_on_failure`` is False. For work that belongs to the wall clock,
     see ``queue.schedules``.
     """
 
@@ -220,7 +229,7 @@ class Repeat:
     end: datetime | None = None
     immediately: bool = False
     offset: Duration = 0
-    continue_on_failure: bool = False
+    continue_on_failure: bool = True
 
     def __post_init__(self) -> None:
         if (self.every is None) == (self.cron is None):
@@ -250,12 +259,9 @@ class Repeat:
         offset_ms = to_ms(self.offset, "repeat offset")
         if offset_ms:
             out["offset"] = wire_number(offset_ms)
-        for name, flag in (
-            ("immediately", self.immediately),
-            ("continueOnFailure", self.continue_on_failure),
-        ):
-            if flag:
-                out[name] = True
+        # Both are said in either case: an engine has defaults of its own.
+        out["immediately"] = flag(self.immediately, "repeat immediately")
+        out["continueOnFailure"] = flag(self.continue_on_failure, "repeat continue_on_failure")
         return out
 
 

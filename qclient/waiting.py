@@ -19,6 +19,9 @@ _LONGEST_PAUSE_S = 0.5
 def wait_for_result(client: Client, job_id: str, timeout: float | None) -> Any:
     """Return the result of ``job_id``, or raise how else it ended.
 
+    None also when it was removed on completion before anybody waited: that it was
+    completed is known then, what it returned is not.
+
     Raises ``JobFailedError`` when it failed for good, ``JobLostError`` when it is
     gone and ``WaitTimeout`` after ``timeout`` seconds.
     """

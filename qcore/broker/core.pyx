@@ -1165,12 +1165,16 @@ cdef class Broker:
             out.append(one)
         return out
 
-    def result_packed(self, Outlet outlet not None, str job_id not None):
-        """The result of a completed job as this reader can decode it, or None."""
+    def result_packed(self, Outlet outlet not None, str job_id not None, bint kept=False):
+        """The result of a completed job as this reader can decode it, or None.
+
+        With ``kept`` also that of a removed job, while a live one may read it.
+        """
         cdef uint32_t slot = self.engine.c_slot(job_id)
         cdef Writer w
         cdef Run *run
-        if not slot or self.engine.job_at(slot).state != COMPLETED:
+        if not slot or not (self.engine.job_at(slot).state == COMPLETED
+                            or kept and self.engine.job_at(slot).state == KEPT):
             return None
         run = self.engine.run_at(self.engine.job_at(slot).run)
         if run.result == NULL:

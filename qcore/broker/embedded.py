@@ -14,6 +14,7 @@ from qcore.broker.core import Broker
 from qcore.broker.opening import Level, close_broker, commit, commit_next, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
+from qcore.clock import Clock
 from qcore.errors import ClosedError, ForkedError
 from qcore.limits import DEFAULT_COMPLETED_RETENTION_MS
 
@@ -56,6 +57,7 @@ class EmbeddedEngine:
         keep_events: bool = False,
         hooks: HookSettings | None = None,
         completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
+        clock: Clock | None = None,
     ) -> None:
         self.path = path
         self.adds = adds
@@ -70,6 +72,7 @@ class EmbeddedEngine:
             keep_events=keep_events,
             hooks=hooks,
             completed_retention_ms=completed_retention_ms,
+            clock=clock,
         )
         self._poster = LazyPoster(self.broker)
         self._commits = threading.Lock()

@@ -26,6 +26,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from qcore.engine.ids cimport uuid_parse, uuid_text
+from qcore.engine.flows cimport OPEN
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_DIRTY, F_EVICTED, F_GROUPED, F_KEEPS, F_KEYED, F_LIFO, F_LINKED, F_NEEDED,
     F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REWRITE, F_WATCHED, FAILED, KEPT, PARKED, READY, STAGED, Blob, Job, Run,
@@ -716,10 +717,11 @@ cdef class Engine(Queries):
         """Note the outcome of a job once it is known (see ``settled``).
 
         ``waiting`` when that is to come; else the outcome as it is: ``completed``, ``failed`` or ``removed``.
+        A job that was removed when it was completed counts as completed for as long as that is known.
         """
         cdef uint32_t slot = self.c_slot(job_id)
         if not slot or self.job_at(slot).state >= STAGED:
-            return "removed"
+            return "removed" if self.c_done_as(job_id) == OPEN else "completed"
         if self.job_at(slot).state == COMPLETED:
             return "completed"
         if self.job_at(slot).state == FAILED:

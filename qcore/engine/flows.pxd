@@ -5,6 +5,12 @@ from qcore.engine.losses cimport Losses
 from qcore.engine.queue cimport Queue
 
 
+cdef enum:
+    OPEN = 0                # not completed, or not there
+    DONE = 1                # completed, with a record
+    EVIDENCED = 2           # completed, the record is gone
+
+
 cdef class Flows(Losses):
     cdef dict edges             # slot -> set of the ids that this job still waits for; never empty
     cdef dict children          # slot of a parent -> set of its childrenIds, made when first asked for

@@ -37,11 +37,6 @@ from qcore.errors import FlowError, LimitError, NotFoundError
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
 
-cdef enum:
-    OPEN = 0                # not completed, or not there
-    DONE = 1                # completed, with a record
-    EVIDENCED = 2           # completed, the record is gone
-
 # In the order in which they count if stored data has more than one.
 POLICIES = (
     ("failParentOnFailure", "fail"),

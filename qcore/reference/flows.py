@@ -61,7 +61,8 @@ class FlowEngine(Engine):
         job = self.jobs.get(job_id) if job_id is not None else None
         return job if job is not None and job.state in LIVE else None
 
-    def _done(self, job_id: str) -> bool:
+    def is_done(self, job_id: str) -> bool:
+        """Whether it is known that a job of this id was completed, if it is there or not."""
         if job_id in self.jobs:
             return self.jobs[job_id].state == "completed"
         return job_id in self.held or job_id in self._evidence
@@ -71,14 +72,14 @@ class FlowEngine(Engine):
 
     def is_waited_for(self, job_id: str) -> bool:
         """Whether this is a finished job whose result a live one may still read."""
-        return self._live(job_id) is None and bool(self._holders(job_id)) and self._done(job_id)
+        return self._live(job_id) is None and bool(self._holders(job_id)) and self.is_done(job_id)
 
     def _open(self, job: Job) -> list[str]:
         ties = job.ties
         return [
             other
             for other in ties.depends_on[ties.settled :]
-            if other not in ties.dropped and other not in ties.evidenced and not self._done(other)
+            if other not in ties.dropped and other not in ties.evidenced and not self.is_done(other)
         ]
 
     def _holders(self, job_id: str) -> list[Job]:
@@ -103,7 +104,7 @@ class FlowEngine(Engine):
         for other in job.ties.ids:
             if other in job.ties.dropped:
                 out["failed" if job.ties.dropped[other][0] == "continue" else "ignored"].append(other)
-            elif other in job.ties.evidenced or self._done(other):
+            elif other in job.ties.evidenced or self.is_done(other):
                 out["processed"].append(other)
             elif other not in self.jobs:
                 out["missing"].append(other)
@@ -143,7 +144,7 @@ class FlowEngine(Engine):
         for other in deps:
             if other == job_id:
                 raise FlowError(f"Job cannot depend on itself: {job_id}")
-            if other not in self.jobs and not self._done(other):
+            if other not in self.jobs and not self.is_done(other):
                 raise FlowError(f"Dependency job not found: {other}")
         if parent is not None and parent == job_id:
             raise FlowError("A flow job cannot be its own parent")
@@ -164,7 +165,7 @@ class FlowEngine(Engine):
             job.ties.evidenced = {
                 other
                 for other in job.ties.depends_on
-                if self._done(other) and other not in self.jobs and other not in self.held
+                if self.is_done(other) and other not in self.jobs and other not in self.held
             }
             parent = self._live(job.ties.parent)
             if parent is not None and parent is not job:
@@ -242,7 +243,7 @@ class FlowEngine(Engine):
         if (
             applied
             and job is not None
-            and self._done(job_id)
+            and self.is_done(job_id)
             and job.state in ("completed", "kept", "active")
         ):
             job.result = how.get("result")
@@ -368,7 +369,7 @@ class FlowEngine(Engine):
         child, parent = self.jobs.get(child_id) or self.held.get(child_id), self.jobs.get(parent_id)
         listed = parent is not None and child_id in parent.ties.children
         if child is None:
-            if listed and self._done(child_id):
+            if listed and self.is_done(child_id):
                 return
             raise NotFoundError(f"Child job not found: {child_id}")
         if parent is None:

@@ -490,7 +490,11 @@ def _get_result(model: Model, key: Key, request: Request) -> Reply:
 def _wait_job(model: Model, key: Key, request: Request) -> Reply | None:
     job = model.plain.jobs.get(request["id"])
     if job is None:
-        raise Refused("Job not found")
+        if not model.plain.is_done(request["id"]):
+            raise Refused("Job not found")
+        job = model.plain.held.get(request["id"])
+        result = job.result if job is not None else None
+        return {"completed": True, **({} if result is None else {"result": unpacked(result)})}
     if job.state == "failed":
         return {"completed": False}
     if job.state != "completed":

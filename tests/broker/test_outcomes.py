@@ -6,6 +6,8 @@ import pytest
 from broker_talk import Talk
 
 from qcore.broker import open_broker
+from qcore.broker.opening import close_broker
+from qcore.store.memory import MemoryStore
 
 
 def deliver(worker: Talk, producer: Talk, n: int = 1) -> tuple[list[str], list[str]]:
@@ -80,3 +82,49 @@ def test_others_get_the_recorded_error(pair: tuple[Talk, Talk]) -> None:
         "ok": False,
         "error": f"Job not found or not in processing state: {job}",
     }
+
+
+def test_a_wait_for_a_job_that_was_removed_on_completion_is_answered_from_evidence() -> None:
+    store = MemoryStore()
+    broker = open_broker(store=store)
+    talk = Talk(broker)
+    ids = [*talk.good("PUSHB", queue="q", jobs=[{"customId": "text"}, {}])["ids"]]
+    for job_id in ids:
+        talk.good("PULL", queue="q")
+        talk.good("ACK", id=job_id, result=5, removeOnComplete=True)
+    close_broker(broker)
+    for life in (talk, Talk(open_broker(store=store.reopened()))):
+        for job_id in ids:
+            assert life.ask("WaitJob", id=job_id) == {"ok": True, "completed": True}
+            assert life.good("GetState", id=job_id)["state"] == "unknown"
+        assert life.refused("WaitJob", id="another") == "Job not found"
+
+
+def test_a_wait_finds_the_result_that_is_held_for_a_parent() -> None:
+    talk = Talk(open_broker())
+    talk.good("PUSH", queue="q", jobId="child")
+    talk.good("PUSH", queue="other", jobId="parent", dependsOn=["child"], childrenIds=["child"])
+    talk.good("PULL", queue="q")
+    talk.good("ACK", id="child", result=5, removeOnComplete=True)
+    assert talk.ask("WaitJob", id="child") == {"ok": True, "completed": True, "result": 5}
+    assert talk.ask("GetResult", id="child") == {"ok": True, "id": "child"}
+    talk.good("PULL", queue="other")
+    talk.good("ACK", id="parent")
+    assert talk.ask("WaitJob", id="child") == {"ok": True, "completed": True}
+
+
+def test_evidence_ends_with_the_next_job_of_that_id_and_with_its_queue() -> None:
+    talk = Talk(open_broker())
+    for _ in range(2):
+        talk.good("PUSH", queue="q", jobId="a")
+        talk.good("PULL", queue="q")
+        talk.good("ACK", id="a", removeOnComplete=True)
+        assert talk.ask("WaitJob", id="a") == {"ok": True, "completed": True}
+    talk.good("PUSH", queue="q", jobId="a")
+    talk.good("Cancel", id="a")
+    assert talk.refused("WaitJob", id="a") == "Job not found"
+    talk.good("PUSH", queue="q", jobId="b")
+    talk.good("PULL", queue="q")
+    talk.good("ACK", id="b", removeOnComplete=True)
+    talk.good("Obliterate", queue="q")
+    assert talk.refused("WaitJob", id="b") == "Job not found"

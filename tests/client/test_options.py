@@ -22,7 +22,10 @@ from qclient.options import OPTION_NAMES, JobOptions, to_wire
         ({"attempts": 1}, {"maxAttempts": 1}),
         ({"attempts": None}, {"maxAttempts": 2_147_483_647}),
         ({"backoff": 2}, {"backoff": 2000}),
-        ({"backoff": Backoff.fixed(0.5)}, {"backoff": {"type": "fixed", "delay": 500}}),
+        (
+            {"backoff": Backoff.fixed(0.5)},
+            {"backoff": {"type": "fixed", "delay": 500, "maxDelay": 500, "jitter": 0.0}},
+        ),
         (
             {"backoff": Backoff.exponential(1, max=60)},
             {"backoff": {"type": "exponential", "delay": 1000, "maxDelay": 60_000}},
@@ -32,7 +35,7 @@ from qclient.options import OPTION_NAMES, JobOptions, to_wire
         ({"lifo": True, "durable": True}, {"lifo": True, "durable": True}),
         ({"lifo": False, "remove_on_complete": False}, {}),
         ({"remove_on_complete": True, "remove_on_fail": 10}, {"removeOnComplete": True, "removeOnFail": 10}),
-        ({"remove_on_complete": Keep(age=60, count=5)}, {"removeOnComplete": {"age": 60_000, "count": 5}}),
+        ({"remove_on_complete": Keep(age=60, count=5)}, {"removeOnComplete": {"age": 60.0, "count": 5}}),
         ({"timestamp": datetime(2024, 1, 1, tzinfo=UTC)}, {"timestamp": 1_704_067_200_000.0}),
         ({"run_at": datetime(2001, 1, 1, tzinfo=UTC)}, {"delay": 0}),
         ({"stack_trace_limit": 0}, {"stackTraceLimit": 0}),

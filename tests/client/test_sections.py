@@ -177,7 +177,14 @@ def test_debounce_and_repeat(engine_url: str, name: str) -> None:
         assert queue.counts() == Counts(delayed=2, completed=1)
     start = datetime(2099, 1, 1, tzinfo=UTC)
     assert to_wire({"repeat": Repeat(cron="0 9 * * *", tz="Europe/Rome", start=start, offset=1)}) == {
-        "repeat": {"pattern": "0 9 * * *", "tz": "Europe/Rome", "startDate": 4070908800000.0, "offset": 1000}
+        "repeat": {
+            "pattern": "0 9 * * *",
+            "tz": "Europe/Rome",
+            "startDate": 4070908800000.0,
+            "offset": 1000,
+            "immediately": False,
+            "continueOnFailure": True,
+        }
     }
 
 

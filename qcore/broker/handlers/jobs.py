@@ -166,7 +166,7 @@ def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
         session.broker.watch(session, job_id, answer.request, fields["timeout"])
         return None
     reply: Reply = {"completed": True}
-    result = session.broker.result_packed(session, job_id)
+    result = session.broker.result_packed(session, job_id, kept=True)
     if result is not None:
         reply["result"] = result
     return reply

@@ -140,7 +140,8 @@ COMMANDS: Final = (
         (ID, Field("timeout", "time", 30_000, minimum=0, maximum=600_000, help="ms to wait")),
         ("completed", "result"),
         ("Job not found",),
-        "Wait for the outcome of a job; a failed or removed one answers at once.",
+        "Wait for the outcome of a job; one that has failed or is gone answers at once. One that was removed "
+        "when it was completed is completed, with a result only if a live job may still read that.",
         blocking=True,
     ),
     Command(
