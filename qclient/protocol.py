@@ -17,7 +17,7 @@ from qclient.delivery import read_reply
 from qcore.errors import ProtocolError, SerializationError
 from qcore.limits import MAX_FRAME_BYTES
 
-CAPABILITIES = ("pipelining", "separate-job-name", "int64", "typed", "outcomes")
+CAPABILITIES = ("pipelining", "separate-job-name", "int64", "typed", "outcomes", "codes")
 
 _LENGTH = struct.Struct(">I")
 #: How a TLS server begins when it is asked without TLS.

@@ -55,6 +55,8 @@ def refused(reply: Mapping[str, Any], command: str) -> QError:
     if text in ("Not authenticated", "Invalid token"):
         return AuthError(f"{command}: {text}")
     lower = text.lower()
+    if isinstance(came := reply.get("came"), str):
+        text = f"{text}, got {came}"
     if command == "PUSHF" and (kind := _of_flow(lower)) is not None:
         return kind(text, command)
     for part, kind in _TABLE:

@@ -67,7 +67,9 @@ class AuthError(QError, PermissionError):
 
 
 class CommandError(QError):
-    """The engine refused a command; ``command`` names it."""
+    """The engine refused a command; ``command`` names it, ``came`` what it got instead."""
+
+    came: str | None = None
 
     def __init__(self, message: str, command: str = "") -> None:
         super().__init__(message)

@@ -371,11 +371,13 @@ cdef class Session(Outlet):
         cdef Engine engine = self.broker.engine
         cdef Queue q = engine.c_queue(queue) if queue is not None else None
         cdef bint durable = staged or any([options["durable"] for options in admissions])
-        if len(admissions) > 1 and any([key_of(options["extra"] or {}) is not None for options in admissions]):
+        cdef bint several = len(admissions) > 1
+        if (several or any([options["linked"] for options in admissions])) \
+                and any([key_of(options["extra"] or {}) is not None for options in admissions]):
             refused = engine.plan_keys(queue, [(options["job_id"], options["extra"]) for options in admissions],
                                        self.broker.now_ms)
             if refused is not None:
-                raise StateError(f"jobs[{refused[0]}]: {refused[1]}")
+                raise StateError(f"jobs[{refused[0]}]: {refused[1]}" if several else refused[1])
         if queue is not None:
             self.c_demand_room(queue, admissions)
         else:

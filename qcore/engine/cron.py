@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-__all__ = ["Cron", "CronError"]
+__all__ = ["Cron", "CronError", "check_zone"]
 
 MAX_CHARS: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1)
@@ -84,6 +84,12 @@ def _zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise CronError(f"unknown time zone {name[:60]!r}") from None
+
+
+def check_zone(name: str) -> None:
+    """Raise :class:`CronError` unless this is the name of a time zone."""
+    if name != "UTC":
+        _zone(name)
 
 
 class Cron:

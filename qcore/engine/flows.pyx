@@ -478,7 +478,13 @@ cdef class Flows(Losses):
                     fresh[job_id] = i
         for i, (queue, job_id, deps, parent_id, token) in enumerate(jobs):
             if job_id is not None and fresh.get(job_id, -1) != i:
-                continue            # it is there already, or comes earlier in the batch
+                # It is there already, or comes earlier in the batch: nothing is added. A parent that is
+                # there would not wait for it, so that must be its parent.
+                if parent_id is not None and (parent_id in fresh or self.c_slot(parent_id)):
+                    known = jobs[fresh[job_id]][3] if job_id in fresh else self.c_parent_of(self.c_slot(job_id))
+                    if known != parent_id:
+                        return (i, FlowError(f"Job {job_id} exists already and is not a child of {parent_id}"))
+                continue
             if job_id is not None and job_id in self.needed:
                 suspect = True
                 for slot in self.needed[job_id]:
@@ -523,12 +529,14 @@ cdef class Flows(Losses):
                 return (i, FlowError("flow contains a dependency cycle"))
         return None
 
+    cdef object c_parent_of(self, uint32_t slot):
+        """Whose child a job is, or None."""
+        return None if self.job_at(slot).extra == NULL else (<dict>self.job_at(slot).extra).get("parentId")
+
     cdef bint c_same_child(self, str job_id, object parent_id) except -1:
         """Whether a completed job is the child of that parent already: adding it again changes nothing."""
         cdef uint32_t slot = self.c_slot(job_id)
-        if not slot or parent_id is None or self.job_at(slot).extra == NULL:
-            return False
-        return (<dict>self.job_at(slot).extra).get("parentId") == parent_id
+        return slot and parent_id is not None and self.c_parent_of(slot) == parent_id
 
     def begin_batch(self, list jobs not None):
         """The ids of jobs that :meth:`check_links` found good, and that are added next, are new ones."""

@@ -104,7 +104,7 @@ cdef class Keys(Logs):
         Members see what the members before them do; nothing is changed.
         """
         cdef Queue q = self.queues.get(queue)
-        cdef dict extra, owners = {}        # key -> (custom id, tied) of a member
+        cdef dict extra, owners = {}        # key -> (custom id, tied, parent) of a member
         cdef set ids = set(), needed = set(), gone = set()
         cdef uint32_t slot, holder
         cdef int verdict
@@ -119,7 +119,7 @@ cdef class Keys(Logs):
             key = None if extra is None else key_of(extra)
             if key is not None:
                 if key in owners:
-                    name, tied = owners[key]
+                    name, tied, parent = owners[key]
                     tied = tied or name in needed
                     verdict = KEY_HELD
                     if _replaces(extra):
@@ -132,6 +132,7 @@ cdef class Keys(Logs):
                     holder = 0
                     verdict = KEY_FREE if q is None else self.c_judge_key(q, extra, now_ms, &holder)
                     name = self.c_id(self.job_at(holder)) if holder else None
+                    parent = (<dict>self.job_at(holder).extra).get("parentId") if holder else None
                     if name in needed:
                         verdict = {KEY_REPLACED: KEY_TIED, KEY_EXTENDED: KEY_BUSY}.get(verdict, verdict)
                     if verdict == KEY_REPLACED:
@@ -139,10 +140,15 @@ cdef class Keys(Logs):
                 if verdict == KEY_BUSY or verdict == KEY_TIED:
                     return i, self.c_key_refusal(verdict, name if name is not None else "of the same batch")
                 if verdict in (KEY_HELD, KEY_EXTENDED, KEY_KEPT):
+                    # Nothing is added. A parent that is there would not wait for it.
+                    wanted = extra.get("parentId")
+                    if wanted is not None and parent != wanted and (
+                            self.c_slot(wanted) or any([other == wanted for other, _ in members])):
+                        return i, f"The unique key is held by a job that is not a child of {wanted}"
                     continue
                 ttl = extra.get("deduplicationTtl")
                 if ttl is None or ttl > 0:
-                    owners[key] = (job_id, bool(extra.get("dependsOn")))
+                    owners[key] = (job_id, bool(extra.get("dependsOn")), extra.get("parentId"))
                 else:
                     owners.pop(key, None)
             if job_id is not None:

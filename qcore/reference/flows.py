@@ -10,6 +10,7 @@ from typing import Any
 
 from qcore.errors import FlowError, LeaseError, NotFoundError, StateError
 from qcore.reference.engine import UNTOLD, Engine, Job, Removal, Saved
+from qcore.reference.keys import Key
 from qcore.reference.ties import Ties
 
 LIVE = ("ready", "delayed", "active", "parked")
@@ -133,7 +134,10 @@ class FlowEngine(Engine):
         **options: Any,
     ) -> str:
         if job_id is not None:
-            if self._live(job_id):
+            holder = self._live(job_id)
+            if holder is not None:
+                if self._is_there(parent) and holder.ties.parent != parent:
+                    raise FlowError(f"Job {job_id} exists already and is not a child of {parent}")
                 return job_id
             if self.is_waited_for(job_id):
                 holder = self.jobs.get(job_id) or self.held.get(job_id)
@@ -158,6 +162,28 @@ class FlowEngine(Engine):
             return super().push(queue, data, now_ms, job_id=job_id, **options)
         finally:
             self._new_ties = None  # its key did not let it in
+
+    def _is_there(self, job_id: str | None) -> bool:
+        return job_id in self.jobs or job_id in self.held
+
+    def _make_way(self, queue: str, key: Key, now_ms: int) -> str | None:
+        parent = None if self._new_ties is None else self._new_ties.parent
+        if parent is not None and self._is_there(parent):
+            holder = self._holder(queue, key)
+            if holder is None:
+                dropped = self.kept.get((queue, key.place), (now_ms, ""))[0] > now_ms
+            else:
+                busy = holder.state in ("active", "parked") or self.is_waited_on(holder.id)
+                dropped = not (
+                    holder.key is None
+                    or holder.key.over(now_ms)
+                    or key.replace
+                    or key.debounce
+                    or (key.extend and key.ttl_ms is not None and busy)
+                )
+            if dropped and (holder is None or holder.ties.parent != parent):
+                raise StateError(f"The unique key is held by a job that is not a child of {parent}")
+        return super()._make_way(queue, key, now_ms)
 
     def _enqueue(self, job: Job, now_ms: int) -> None:
         if self._new_ties is not None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from qcore.errors import CommandError
 from qcore.wire import fields as _fields
-from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given
+from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given, seen
 from qcore.wire.tables import (
     adding,
     capacity,
@@ -35,6 +35,7 @@ __all__ = [
     "ABSENT",
     "COMMANDS",
     "JOB_OPTIONS",
+    "POLICIES",
     "Command",
     "Field",
     "Level",
@@ -92,6 +93,16 @@ def job_name(value: object) -> str:
         raise CommandError(str(refused)) from None
 
 
+#: What a parent makes of the failure of its child: one of these at most, and only with a parent.
+POLICIES: Final = (
+    "failParentOnFailure",
+    "removeDependencyOnFailure",
+    "ignoreDependencyOnFailure",
+    "continueParentOnFailure",
+)
+_TOGETHER: Final = frozenset({"dependsOn", "repeat", *POLICIES})
+
+
 class _Options:
     """The job options under one name of the custom id, ready to check.
 
@@ -122,13 +133,21 @@ class _Options:
             elif not given(value):
                 continue
             name, field_check = entry
-            checked = field_check(value)
+            try:
+                checked = field_check(value)
+            except Refused as refused:
+                raise seen(refused, value) from None
             if checked is not ABSENT:
                 out[name] = checked
-        if "dependsOn" in out or "repeat" in out:
+        if not _TOGETHER.isdisjoint(out):
             self._check_together(out)
 
     def _check_together(self, out: dict[str, object]) -> None:
+        policies = [name for name in POLICIES if out.get(name)]
+        if len(policies) > 1:
+            raise Refused(f"failure policies are mutually exclusive: {' and '.join(policies)}")
+        if policies and "parentId" not in out:
+            raise Refused(f"{policies[0]} requires a parent")
         job_id = out.get("customId")
         depends_on = out.get("dependsOn")
         if job_id is not None and isinstance(depends_on, list) and job_id in depends_on:
@@ -177,7 +196,10 @@ class _Checker:
             value = request.get(name)
             if not given(value):
                 raise Refused(text)
-            out[name] = field_check(value)
+            try:
+                out[name] = field_check(value)
+            except Refused as refused:
+                raise seen(refused, value) from None
         if self._options is not None:
             self._options.check(request, out)
         if self._optional:
@@ -190,7 +212,10 @@ class _Checker:
                         continue
                 elif not given(value):
                     continue
-                checked = optional(value)
+                try:
+                    checked = optional(value)
+                except Refused as refused:
+                    raise seen(refused, value) from None
                 if checked is not ABSENT:
                     out[name] = checked
         if self._batch is not None:
@@ -209,10 +234,12 @@ class _Checker:
             one: dict[str, object] = {}
             try:
                 if not isinstance(job, dict):
-                    raise Refused("must be an object")
+                    raise Refused("must be an object", job)
                 options.check(job, one)
             except Refused as refused:
-                raise Refused(f"jobs[{len(checked)}]: {refused}") from None
+                indexed = Refused(f"jobs[{len(checked)}]: {refused}")
+                indexed.came = refused.came
+                raise indexed from None
             checked.append(one)
         return checked
 
@@ -238,7 +265,9 @@ def job_options(options: Mapping[str, object]) -> dict[str, object]:
     try:
         _FLOW_OPTIONS.check(options, out)
     except Refused as refused:
-        raise CommandError(str(refused)) from None
+        error = CommandError(str(refused))
+        error.came = refused.came
+        raise error from None
     return out
 
 
@@ -273,4 +302,6 @@ def check(command: Command, request: Mapping[str, object]) -> dict[str, object]:
     try:
         return ready.check(request)
     except Refused as refused:
-        raise CommandError(str(refused), command.name) from None
+        error = CommandError(str(refused), command.name)
+        error.came = refused.came
+        raise error from None

@@ -56,6 +56,7 @@ KINDS: Final[Mapping[Kind, str]] = {
     "text": "a text; an empty one counts as not given",
     "time": "a finite number, rounded to whole ms",
     "tokens": "a list of texts or nulls",
+    "whole": "a whole number or a text of digits",
     "words": "a list; texts in it are kept",
 }
 

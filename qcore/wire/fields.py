@@ -42,6 +42,7 @@ __all__ = [
     "given",
     "job_name",
     "queue_name",
+    "seen",
 ]
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
@@ -69,6 +70,7 @@ EVENT_TYPES: Final = (
 )
 MAX_EVENT_TYPES: Final = 32
 _INT64_END: Final = 2.0**63
+_SHOWN_DIGITS: Final = 30
 
 
 class Absent(Enum):
@@ -104,6 +106,7 @@ Kind = Literal[
     "id",  # a text that is not empty
     "ids",  # a list of such
     "int",
+    "whole",  # a whole number, or a text of digits; also a negative one
     "length",  # a whole number of things, 0 or more
     "interval",  # ms between the slots of a schedule
     "list",
@@ -152,7 +155,36 @@ class Field:
 
 
 class Refused(Exception):
-    """A field is not acceptable; the text says which and why."""
+    """A field is not acceptable; the text says which and why, ``came`` what was there instead."""
+
+    def __init__(self, text: str, value: object = ABSENT) -> None:
+        super().__init__(text)
+        self.came: str | None = None if value is ABSENT else shape(value)
+
+
+def seen(refused: Refused, value: object) -> Refused:
+    """The same with what came, unless a part of it was named already."""
+    refused.came = refused.came or shape(value)
+    return refused
+
+
+def shape(value: object) -> str:
+    """What a value is, in words of the protocol. Numbers are shown; texts, which may be secret, are not."""
+    if value is None or value is ABSENT:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)[:_SHOWN_DIGITS]
+    if isinstance(value, str):
+        return f"a string of {len(value)} characters"
+    if isinstance(value, bytes | bytearray | Packed):
+        return "binary data"
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    return "an extension value"
 
 
 Check: TypeAlias = Callable[[object], object]
@@ -197,18 +229,18 @@ def _number(name: str, value: object, *, numeric_text: bool = False) -> int | fl
             except ValueError:
                 pass
     if not isinstance(value, float):
-        raise Refused(f"{name} must be a number")
+        raise Refused(f"{name} must be a number", value)
     if not math.isfinite(value):
-        raise Refused(f"{name} must be a finite number")
+        raise Refused(f"{name} must be a finite number", value)
     # An int of 300 digits could be neither stored nor answered.
     return int(value) if value.is_integer() and abs(value) < _INT64_END else value
 
 
 def _bounded(name: str, value: int | float, minimum: int | None, maximum: int | None) -> None:
     if minimum is not None and value < minimum:
-        raise Refused(f"{name} must be at least {minimum}")
+        raise Refused(f"{name} must be at least {minimum}", value)
     if maximum is not None and value > maximum:
-        raise Refused(f"{name} must be at most {maximum}")
+        raise Refused(f"{name} must be at most {maximum}", value)
 
 
 def _whole_ms(value: int | float) -> int:
@@ -220,18 +252,19 @@ def _positive_safe(name: str, value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not 1 <= value <= MAX_SAFE_INTEGER:
-        raise Refused(f"{name} must be a positive safe integer")
+        raise Refused(f"{name} must be a positive safe integer", value)
     return value
 
 
-def _flag(value: object) -> bool:
-    # What a JavaScript condition says: empty lists and maps are true there.
-    return value is True or (value not in (None, False, 0, "", b"") and value == value)
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise Refused(f"{name} must be a boolean", value)
+    return value
 
 
 def _object(name: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise Refused(f"{name} must be an object")
+        raise Refused(f"{name} must be an object", value)
     return value
 
 
@@ -245,11 +278,20 @@ def _number_check(field: Field, *, numeric_text: bool, duration: bool = False, w
     def check(value: object) -> int | float:
         number = _number(name, value, numeric_text=numeric_text)
         if whole and not float(number).is_integer():
-            raise Refused(f"{name} must be an integer")
+            raise Refused(f"{name} must be an integer", number)
         _bounded(name, number, low, high)
         return _whole_ms(number) if duration else number
 
     return check
+
+
+def _count(name: str, value: object) -> int:
+    """A whole number of things, 0 or more, also as a text."""
+    number = _number(name, value, numeric_text=True)
+    if not isinstance(number, int):
+        raise Refused(f"{name} must be an integer", number)
+    _bounded(name, number, 0, None)
+    return min(number, MAX_SAFE_INTEGER)  # beyond that it says the same
 
 
 def _any(field: Field) -> Check:
@@ -370,7 +412,7 @@ def _tags(field: Field) -> Check:
 
 
 def _boolean(field: Field) -> Check:
-    return _flag
+    return lambda value: _flag(field.name, value)
 
 
 def _runs(field: Field) -> Check:
@@ -417,7 +459,7 @@ def _removal(field: Field) -> Check:
         if isinstance(value, int | float):
             count = _number(name, value)
             if not isinstance(count, int):
-                raise Refused(f"{name} must be an integer")
+                raise Refused(f"{name} must be an integer", count)
             _bounded(name, count, 0, None)
             return min(count, MAX_SAFE_INTEGER)  # beyond that it says the same
         if not isinstance(value, dict):
@@ -430,7 +472,7 @@ def _removal(field: Field) -> Check:
         if given(value.get("count")):
             count = _number(f"{name}.count", value["count"], numeric_text=True)
             if not isinstance(count, int):
-                raise Refused(f"{name}.count must be an integer")
+                raise Refused(f"{name}.count must be an integer", count)
             _bounded(f"{name}.count", count, 0, None)
             out["count"] = min(count, MAX_SAFE_INTEGER)
         if not out:
@@ -461,7 +503,7 @@ def _dedup(field: Field) -> Check:
             out["ttl"] = _whole_ms(_number(f"{name}.ttl", fields["ttl"], numeric_text=True))
         for key in ("extend", "replace", "keepUntilExpiry"):
             if given(fields.get(key)):
-                out[key] = _flag(fields[key])
+                out[key] = _flag(f"{name}.{key}", fields[key])
         if out.get("keepUntilExpiry") and "ttl" not in out:
             raise Refused(f"{name}.keepUntilExpiry requires {name}.ttl")
         return out
@@ -547,7 +589,7 @@ def _group(field: Field) -> Check:
                 raise Refused("group.affinity must be a string or null")
             out["affinity"] = affinity
         if given(fields.get("ungroupedFirst")):
-            out["ungroupedFirst"] = _flag(fields["ungroupedFirst"])
+            out["ungroupedFirst"] = _flag("group.ungroupedFirst", fields["ungroupedFirst"])
         return out
 
     return check
@@ -566,22 +608,25 @@ def _repeat(field: Field) -> Check:
             except Refused:
                 every = 0
             if every <= 0:
-                raise Refused("repeat.every must be a positive finite number")
+                raise Refused("repeat.every must be a positive finite number", fields["every"])
             fields["every"] = every
         elif not isinstance(fields["pattern"], str) or not fields["pattern"]:
-            raise Refused("Invalid repeat pattern: it must be a non-empty string")
-        for key in ("limit", "count", "prevMillis", "offset"):
+            raise Refused("Invalid repeat pattern: it must be a non-empty string", fields["pattern"])
+        for key in ("limit", "count"):
+            if key in fields:
+                fields[key] = _count(f"repeat.{key}", fields[key])
+        for key in ("prevMillis", "offset"):
             if key in fields:
                 fields[key] = _number(f"repeat.{key}", fields[key], numeric_text=True)
         for key in ("tz", "jobId"):
             if key in fields and not isinstance(fields[key], str):
-                raise Refused(f"repeat.{key} must be a string")
+                raise Refused(f"repeat.{key} must be a string", fields[key])
         for key in ("startDate", "endDate"):
             if key in fields:
                 fields[key] = _date(f"repeat.{key}", fields[key])
         for key in ("immediately", "continueOnFailure"):
             if key in fields:
-                fields[key] = _flag(fields[key])
+                fields[key] = _flag(f"repeat.{key}", fields[key])
         return fields
 
     return check
@@ -593,7 +638,7 @@ def _date(name: str, value: object) -> int:
         try:
             date = datetime.fromisoformat(value)
         except ValueError:
-            raise Refused(f"{name} must be a date") from None
+            raise Refused(f"{name} must be a date", value) from None
         value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000
     return _whole_ms(_number(name, value, numeric_text=True))
 
@@ -645,7 +690,7 @@ def _filter(field: Field) -> Check:
                     raise Refused(f"{field.name}.reason must be a string")
                 out[key] = item
             elif key in ("retriable", "expired"):
-                out[key] = _flag(item)
+                out[key] = _flag(f"{field.name}.{key}", item)
             elif key in ("olderThan", "newerThan", "limit", "offset"):
                 out[key] = _whole_ms(_number(f"{field.name}.{key}", item, numeric_text=True))
         return out
@@ -761,6 +806,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "ids": _ids,
     "int": lambda field: _number_check(field, numeric_text=False, whole=True),
     "length": _length,
+    "whole": lambda field: _number_check(field, numeric_text=True, whole=True),
     "interval": _interval,
     "list": _list,
     "name": _name,

@@ -16,6 +16,7 @@ from qcore.wire.commands import (
     ABSENT,
     COMMANDS,
     JOB_OPTIONS,
+    POLICIES,
     Command,
     Field,
     check,
@@ -23,11 +24,17 @@ from qcore.wire.commands import (
     job_name,
     queue_name,
 )
-from qcore.wire.fields import checker
+from qcore.wire.fields import checker, shape
 from qcore.wire.writer import Packed, Writer
 
 UNDEFINED = ExtType(0, b"\0")
 DATA = Packed(b"\x01")
+
+
+#: What the commands with flags want beside them.
+EXAMPLES = {"queue": "q", "name": "n", "id": "i", "priority": 1, "enabled": True, "jobs": [], "count": 1}
+DEDUP_FLAGS = ("extend", "replace", "keepUntilExpiry")
+REPEAT_FLAGS = ("immediately", "continueOnFailure")
 
 
 def checked(cmd: str, **fields: object) -> dict[str, Any]:
@@ -154,22 +161,22 @@ def test_null_is_a_payload_and_no_name() -> None:
         ("ttl", 0, 0),
         ("timeout", 86_400_001, 86_400_001),
         ("stallTimeout", -1, -1),
-        ("dedup", {"ttl": -5, "extend": 1, "x": 2}, {"ttl": -5, "extend": True}),
+        ("dedup", {"ttl": -5, "extend": True, "x": 2}, {"ttl": -5, "extend": True}),
         ("dependsOn", ["a", "b"], ["a", "b"]),
         ("childrenIds", [], []),
         ("tags", ["", "x" * 256], ["", "x" * 256]),
         ("groupId", "g", "g"),
         ("groupMaxSize", 5.0, 5),
         ("lifo", True, True),
-        ("lifo", 0, False),
-        ("durable", "yes", True),
+        ("lifo", False, False),
         ("removeOnComplete", False, False),
         ("removeOnComplete", 100, 100),
         ("removeOnComplete", 0, 0),
         ("removeOnFail", {"age": 1.5, "count": 3.0}, {"age": 1.5, "count": 3}),
         ("repeat", {"every": 50, "limit": 2}, {"every": 50, "limit": 2}),
+        ("repeat", {"every": 50, "limit": "2", "count": 1.0}, {"every": 50, "limit": 2, "count": 1}),
         ("repeat", {"pattern": "* * * * *", "every": None}, {"pattern": "* * * * *"}),
-        ("repeat", {"every": "50", "immediately": 1}, {"every": 50, "immediately": True}),
+        ("repeat", {"every": "50", "immediately": True}, {"every": 50, "immediately": True}),
         ("stackTraceLimit", 3.0, 3),
         ("timestamp", 1_700_000_000_000.0, 1_700_000_000_000),
     ],
@@ -251,6 +258,104 @@ def test_texts_of_job_options(options: dict[str, object], text: str) -> None:
     assert refusal("PUSH", queue="q", **options) == text
     entry = {"customId" if key == "jobId" else key: value for key, value in options.items()}
     assert refusal("PUSHB", queue="q", jobs=[{"name": "ok"}, entry]) == f"jobs[1]: {text}"
+
+
+@pytest.mark.parametrize("flag", ["yes", "false", "", 0, 1, 1.0, math.nan, [], {}, b"", b"1"])
+@pytest.mark.parametrize(
+    ("cmd", "fields", "path"),
+    [
+        *[("PUSH", {"queue": "q"}, field.name) for field in JOB_OPTIONS if field.kind == "flag"],
+        *[("PUSH", {"queue": "q", "uniqueKey": "k"}, f"dedup.{key}") for key in DEDUP_FLAGS],
+        *[("PUSH", {"queue": "q"}, f"repeat.{key}") for key in REPEAT_FLAGS],
+        ("PULL", {"queue": "q"}, "group.ungroupedFirst"),
+        ("Dlq", {"queue": "q"}, "filter.retriable"),
+        ("Dlq", {"queue": "q"}, "filter.expired"),
+        *[
+            (command.name, {}, field.name)
+            for command in COMMANDS.values()
+            for field in command.fields
+            if field.kind == "flag" and command.name != "PUSH"
+        ],
+    ],
+)
+def test_a_flag_is_true_or_false(cmd: str, fields: dict[str, object], path: str, flag: object) -> None:
+    """Every flag of every command: no other type says either, and the refusal says which and what came."""
+    name, _, inner = path.partition(".")
+    value: object = flag if not inner else {inner: flag}
+    if name == "repeat":
+        value = {"every": 1000, inner: flag}
+    given = {**EXAMPLES, **fields}
+    with pytest.raises(CommandError) as caught:
+        check(find(cmd), {"cmd": cmd, **given, name: value})
+    assert str(caught.value) == f"{path} must be a boolean"
+    assert caught.value.came == shape(flag)
+
+
+#: Values that no option takes, by option: the text of the refusal, and what it says came.
+REFUSED = [
+    ({"priority": "high"}, "priority must be a number", "a string of 4 characters"),
+    ({"priority": True}, "priority must be a number", "true"),
+    ({"delay": math.nan}, "delay must be a finite number", "nan"),
+    ({"timeout": -1}, "timeout must be at least 0", "-1"),
+    ({"timeout": [1]}, "timeout must be a number", "an array of 1"),
+    ({"ttl": -0.5}, "ttl must be at least 0", "-0.5"),
+    ({"ttl": {}}, "ttl must be a number", "an object of 0"),
+    ({"stallTimeout": b"1"}, "stallTimeout must be a number", "binary data"),
+    ({"maxAttempts": False}, "maxAttempts must be a number", "false"),
+    ({"backoff": {"delay": -1}}, "backoff.delay must be at least 0", "-1"),
+    ({"backoff": {"jitter": 1.5}}, "backoff.jitter must be at most 1", "1.5"),
+    ({"dedup": {"ttl": "x"}}, "dedup.ttl must be a number", "a string of 1 characters"),
+    ({"dedup": "k"}, "dedup must be an object", "a string of 1 characters"),
+    ({"groupMaxSize": 1.5}, "group.maxSize must be a positive safe integer", "1.5"),
+    ({"tags": "a"}, "tags must be an array of strings of at most 256 characters", "a string of 1 characters"),
+    ({"uniqueKey": 5}, "uniqueKey must be a string", "5"),
+    ({"parentId": 5}, "parentId must be a string", "5"),
+    ({"removeOnComplete": 1.5}, "removeOnComplete must be an integer", "1.5"),
+    ({"removeOnFail": {"count": -1}}, "removeOnFail.count must be at least 0", "-1"),
+    ({"stackTraceLimit": math.inf}, "stackTraceLimit must be a finite number", "inf"),
+    ({"keepLogs": "all"}, "keepLogs must be a number", "a string of 3 characters"),
+    ({"sizeLimit": -1}, "sizeLimit must be at least 0", "-1"),
+    ({"debounceTtl": "x"}, "debounceTtl must be a number", "a string of 1 characters"),
+    ({"timestamp": 5e15}, "timestamp must be at most 4320000000000000", "5000000000000000"),
+    ({"repeat": {"every": -1}}, "repeat.every must be a positive finite number", "-1"),
+    ({"repeat": {"every": 1, "limit": 1.5}}, "repeat.limit must be an integer", "1.5"),
+    ({"repeat": {"every": 1, "limit": -1}}, "repeat.limit must be at least 0", "-1"),
+    ({"repeat": {"every": 1, "count": -5}}, "repeat.count must be at least 0", "-5"),
+    ({"repeat": {"every": 1, "count": 0.5}}, "repeat.count must be an integer", "0.5"),
+    ({"repeat": {"every": 1, "offset": "x"}}, "repeat.offset must be a number", "a string of 1 characters"),
+    ({"repeat": {"every": 1, "tz": 5}}, "repeat.tz must be a string", "5"),
+    (
+        {"repeat": {"every": 1, "startDate": "soon"}},
+        "repeat.startDate must be a date",
+        "a string of 4 characters",
+    ),
+    ({"repeat": {"pattern": 5}}, "Invalid repeat pattern: it must be a non-empty string", "5"),
+    (
+        {"parentId": "p", "failParentOnFailure": True, "continueParentOnFailure": True},
+        "failure policies are mutually exclusive: failParentOnFailure and continueParentOnFailure",
+        None,
+    ),
+    *[({name: True}, f"{name} requires a parent", None) for name in POLICIES],
+    ({"parentId": "", "failParentOnFailure": True}, "failParentOnFailure requires a parent", None),
+]
+
+
+@pytest.mark.parametrize(("options", "text", "came"), REFUSED)
+def test_a_refusal_names_the_option_what_was_expected_and_what_came(
+    options: dict[str, object], text: str, came: str | None
+) -> None:
+    for cmd, fields, front in (
+        ("PUSH", {"queue": "q", **options}, ""),
+        ("PUSHB", {"queue": "q", "jobs": [{}, options]}, "jobs[1]: "),
+    ):
+        with pytest.raises(CommandError) as caught:
+            check(find(cmd), {"cmd": cmd, **fields})
+        assert (str(caught.value), caught.value.came) == (front + text, came)
+
+
+def test_false_policies_need_no_parent() -> None:
+    assert pushed(**dict.fromkeys(POLICIES, False)) == dict.fromkeys(POLICIES, False)
+    assert pushed(parentId="p", removeDependencyOnFailure=True, failParentOnFailure=False)
 
 
 def test_a_batch() -> None:
@@ -352,7 +457,7 @@ def test_acknowledgements() -> None:
 
 
 def test_failure() -> None:
-    out = checked("FAIL", id="j", error="boom", stack=["a", 5, "b"] + ["x"] * 200, unrecoverable=1)
+    out = checked("FAIL", id="j", error="boom", stack=["a", 5, "b"] + ["x"] * 200, unrecoverable=True)
     assert out["stack"] == ["a", "b"] + ["x"] * 98
     assert out["unrecoverable"] is True
     assert checked("FAIL", id="j", stack="no list") == {"id": "j", "unrecoverable": False}

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EXTENSIONS", "HANDLERS", "handle", "refuse_frame"]
 
+NOTHING: Mapping[str, object] = {}
+
 logger = logging.getLogger("qcore.broker")
 
 HANDLERS: Mapping[str, Handler] = {
@@ -93,7 +95,7 @@ def handle(session: Session, frame: bytes) -> int:
         command = commands.COMMANDS[cmd]
         fields = commands.check(command, request)
     except CommandError as error:
-        return session.reply(_early(error.message, request))
+        return session.reply(_early(error.message, request, _came(session, error)))
     answer = Answer(session, request, command)
     try:
         archived.bring(answer, cmd, fields)
@@ -101,7 +103,7 @@ def handle(session: Session, frame: bytes) -> int:
             answer.held = session.broker.holds(_named(fields))
         reply = handler(answer, fields)
     except QError as error:
-        reply = {"ok": False, "error": str(error)}
+        reply = {"ok": False, "error": str(error), **_came(session, error)}
         answer.held = False
     except Exception as fault:
         # A fault of ours must cost its caller an error, and nobody else anything.
@@ -121,8 +123,14 @@ def _named(fields: Fields) -> list[str]:
     return [fields["id"]] if "id" in fields else fields.get("ids") or []
 
 
-def _early(text: str, request: object) -> Reply:
-    reply: Reply = {"ok": False, "error": text}
+def _came(session: Session, error: QError) -> Reply:
+    """What came instead of what was expected, for clients that asked to be told."""
+    came = getattr(error, "came", None)
+    return {} if came is None or not session.announced("codes") else {"came": came}
+
+
+def _early(text: str, request: object, more: Mapping[str, object] = NOTHING) -> Reply:
+    reply: Reply = {"ok": False, "error": text, **more}
     if isinstance(request, dict) and isinstance(request.get("reqId"), str):
         reply["reqId"] = request["reqId"]
     return reply

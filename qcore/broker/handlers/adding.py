@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from qcore.engine.cron import Cron, CronError
+from qcore.engine.cron import Cron, CronError, check_zone
 from qcore.engine.schedule import next_occurrence
 from qcore.errors import CommandError
 from qcore.limits import (
@@ -14,6 +14,7 @@ from qcore.limits import (
     DEFAULT_BACKOFF_MS,
     DEFAULT_STACK_LINES,
     MAX_DATA_BYTES,
+    MAX_TIME_MS,
 )
 from qcore.wire import commands
 from qcore.wire.packing import take_name
@@ -36,12 +37,6 @@ _KEPT_OPTIONS = (
     "groupId",
 )
 _TIES = ("dependsOn", "childrenIds", "parentId")
-_POLICIES = (
-    "failParentOnFailure",
-    "removeDependencyOnFailure",
-    "ignoreDependencyOnFailure",
-    "continueParentOnFailure",
-)
 
 
 _REMOVALS = ("removeOnComplete", "removeOnFail")
@@ -156,6 +151,11 @@ def first_run(options: Fields, now_ms: int) -> tuple[int, int | None]:
     is stronger than both.
     """
     repeat = options["repeat"]
+    if repeat.get("tz") is not None and "pattern" not in repeat:
+        try:
+            check_zone(repeat["tz"])
+        except CronError as error:
+            raise CommandError(f"Invalid repeat.tz: {error}") from None
     created = options.get("timestamp", now_ms)
     delay: int = options.get("delay", 0)
     start = repeat.get("startDate")
@@ -166,8 +166,10 @@ def first_run(options: Fields, now_ms: int) -> tuple[int, int | None]:
         except CronError as error:
             raise CommandError(f"Invalid repeat pattern: {error}") from None
         slot = next_occurrence({**repeat, "limit": None, "endDate": None}, now_ms, cron)
+        if slot is None and not repeat.get("immediately"):
+            raise CommandError("repeat.pattern never comes due after repeat.startDate")
     elif start is not None and start + repeat.get("offset", 0) > now_ms:
-        slot = math.floor(start + repeat.get("offset", 0))
+        slot = min(math.floor(start + repeat.get("offset", 0)), MAX_TIME_MS)
     if repeat.get("immediately"):
         slot = None
     first = created + delay if slot is None else max(created + delay, slot)
@@ -206,7 +208,7 @@ def admission(options: Fields, now_ms: int) -> dict[str, Any]:
     ties = {key: options[key] for key in _TIES if options.get(key)}
     for key, tie in ties.items():
         extra[key] = list(dict.fromkeys(tie)) if isinstance(tie, list) else tie
-    extra.update((key, True) for key in _POLICIES if options.get(key))
+    extra.update((key, True) for key in commands.POLICIES if options.get(key))
     data = options.get("data")
     name = options.get("name")
     if name is None:

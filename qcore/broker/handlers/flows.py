@@ -19,14 +19,8 @@ from qcore.wire.writer import Packed
 
 #: Keys of a job's data that say what it is tied to; an update keeps them.
 RESERVED_KEYS = ("__parentId", "__parentQueue", "__childrenIds", "__flowParentId", "__flowParentIds")
-POLICIES = (
-    "failParentOnFailure",
-    "continueParentOnFailure",
-    "ignoreDependencyOnFailure",
-    "removeDependencyOnFailure",
-)
 JOB_BYTES = 1000
-_FLAGS = ("lifo", "durable", *POLICIES)
+_FLAGS = ("lifo", "durable", *commands.POLICIES)
 
 
 class _Node:
@@ -141,12 +135,12 @@ def _node(node_id: str, entry: Mapping[str, object]) -> _Node:
     if source.get("debounceId") or source.get("debounceTtl"):
         raise FlowError("debounce is not supported inside an atomic flow")
     source.pop("customId", None)
-    options = {**commands.job_options(source), "customId": node_id}
-    policies = sum(bool(options.get(key)) for key in POLICIES)
+    policies = sum(bool(source.get(key)) for key in commands.POLICIES)
     if policies > 1:
         raise FlowError("flow failure policies are mutually exclusive")
-    if policies and "parentId" not in options:
+    if policies and not parent:
         raise FlowError("a flow failure policy requires a parent")
+    options = {**commands.job_options(source), "customId": node_id}
     meta = unpack(data.data, int_keys=True) if b"__" in data.data else {}
     return _Node(node_id, name, options, meta, custom_id is not None)
 

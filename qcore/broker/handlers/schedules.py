@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from qcore.broker.handlers.adding import admissible, admission
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
+from qcore.engine.cron import CronError, check_zone
 from qcore.engine.schedule import Schedule
 from qcore.errors import CommandError
 from qcore.wire.fields import MAX_SETTING
@@ -47,6 +47,11 @@ def _cron(answer: Answer, fields: Fields) -> Reply:
     }
     if "jobName" in fields:
         options["name"] = fields["jobName"]
+    if "schedule" not in fields and "timezone" in fields:
+        try:
+            check_zone(fields["timezone"])
+        except CronError as error:
+            raise CommandError(f"Invalid cron expression: {error}") from None
     admissible(answer.session, [options])
     job = admission(options, broker.wall_ms)
     data: bytes | None = job["data"]
@@ -60,7 +65,7 @@ def _cron(answer: Answer, fields: Fields) -> Reply:
             every_ms=fields.get("repeatEvery"),
             zone=fields.get("timezone"),
             job=job,
-            max_runs=max(0, math.floor(min(fields.get("maxLimit", 0), MAX_SETTING))),
+            max_runs=max(0, min(fields.get("maxLimit", 0), MAX_SETTING)),
             immediately=fields["immediately"],
             prevent_overlap=fields["preventOverlap"],
             skip_missed=fields["skipMissedOnRestart"],

@@ -39,7 +39,7 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("continueParentOnFailure", "flag", False, help="its failure starts the parent", implied=True),
     Field("stackTraceLimit", "option", DEFAULT_STACK_LINES, help="lines of a trace kept", implied=True),
     Field("keepLogs", "option", help="log lines kept"),
-    Field("sizeLimit", "option", help="bytes of data allowed"),
+    Field("sizeLimit", "option", minimum=0, help="bytes of data allowed"),
     Field("debounceId", "text", help="a later add takes the place of a job that has not started"),
     Field("debounceTtl", "duration", help="ms after the last such add at which the job may start"),
     Field(
@@ -70,6 +70,8 @@ COMMANDS: Final = (
             "Parent job <id> is not linkable",
             "Custom ID <id> still has unresolved dependency consumers",
             "flow contains a dependency cycle",
+            "failure policies are mutually exclusive: <names>",
+            "<policy> requires a parent",
         ),
         "Add one job.",
         "buffered",
