@@ -236,6 +236,7 @@ class Archive:
             self._engine.trims = False
             trim_ms = max(now_ms, self._began_ms + max(ARCHIVE_TRIM_MS, 10 * self._took_ms))
             self.due_ms = trim_ms if self.due_ms is None else min(self.due_ms, trim_ms)
+            self._broker.ask_archive()
         if self.due_ms is None or self.due_ms - now_ms > ARCHIVE_PASS_MOST_MS:
             return -1
         return max(0, self.due_ms - now_ms)

@@ -137,6 +137,7 @@ cdef class Broker:
     cdef int c_tick(self) except -1
     cdef int c_took(self, int64_t n_frames) except -1
     cdef int c_note(self) except -1
+    cdef int c_bring_needed(self) except -1
     cdef Writer c_reply(self, Outlet outlet, bint held, bint add, bint sync)
     cdef bint c_holds(self, uint32_t slot) noexcept
     cdef int c_notify(self, Outlet outlet) except -1

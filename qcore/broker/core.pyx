@@ -300,8 +300,20 @@ cdef class Broker:
             self.holding.append(outlet)
         return outlet.held_adds if add else outlet.held
 
+    cdef int c_bring_needed(self) except -1:
+        """Read back the archived jobs that live ones are tied to since the last command: a job may start over."""
+        cdef list ids = self.engine.take_far_needed()
+        cdef bint alone = not self.engine.guests
+        self.archive.bring(ids)
+        self.engine.keep_needed(ids)
+        if alone:
+            self.engine.release_guests()
+        return 0
+
     cdef int c_note(self) except -1:
         """After a change: start the clock of the flush window."""
+        if self.engine.far_needed:
+            self.c_bring_needed()
         if self.durable and not self.dirty_since_ns and (self.engine.n_changes or self.telling or self.noticed):
             self.dirty_since_ns = self.now_ns
         return 0
@@ -760,8 +772,8 @@ cdef class Broker:
     cdef int64_t c_archive_left_ms(self) except? -2:
         """Milliseconds until the archive has something to do, or -1. It is asked when that may have changed."""
         if self.engine.trims or self.now_ms >= self.archive_at_ms or self.now_ms < self.archive_asked_ms:
-            self.archive_asked_ms = self.now_ms
             self.archive_left = self.archive.left_ms(self.now_ms)
+            self.archive_asked_ms = self.now_ms
             self.archive_at_ms = self.now_ms + (self.archive_left if self.archive_left >= 0 else ARCHIVE_ASK_MS)
         if self.archive_left < 0:
             return -1

@@ -12,12 +12,14 @@ cdef enum:
 
 
 cdef class Flows(Losses):
+    cdef readonly list far_needed  # ids that live jobs are tied to, perhaps of archived jobs: for the host to read back
     cdef dict edges             # slot -> set of the ids that this job still waits for; never empty
     cdef dict children          # slot of a parent -> set of its childrenIds, made when first asked for
     cdef list failures          # terminal failures whose parents are still to be told
     cdef bint telling
 
     cdef int c_need(self, str job_id, uint32_t slot) except -1
+    cdef int c_keep_needed(self, uint32_t slot) except -1
     cdef int c_unneed(self, str job_id) except -1
     cdef int c_end_ties(self, uint32_t slot) except -1
     cdef int c_done_as(self, str job_id) except -1

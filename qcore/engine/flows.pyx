@@ -54,6 +54,7 @@ cdef class Flows(Losses):
     """:class:`~qcore.engine.losses.Losses` with ties between jobs."""
 
     def __cinit__(self, *args, **options):
+        self.far_needed = []
         self.edges = {}
         self.children = {}
         self.failures = []
@@ -64,8 +65,9 @@ cdef class Flows(Losses):
         """A live job is tied to this id. O(1)."""
         cdef uint64_t hi, lo
         cdef uint32_t other
-        cdef Job *job
         cdef object holders = self.needed.get(job_id)
+        cdef const char *text
+        cdef Py_ssize_t n
         if holders is not None:
             (<set>holders).add(slot)
             return 0
@@ -73,14 +75,39 @@ cdef class Flows(Losses):
         self.c_number_of(job_id, &hi, &lo)
         other = self.c_slot(job_id)
         if other:
-            job = self.job_at(other)
-            if job.flags & F_EVICTED:
-                self.c_readmit(other, job)
-            job.flags |= F_NEEDED
-            if job.state == COMPLETED or job.state == KEPT:
-                self.c_mark(other, job)     # so that it is not evicted when it is read back
+            self.c_keep_needed(other)
+        elif self.n_archived:
+            text = PyUnicode_AsUTF8AndSize(job_id, &n)
+            if self.c_may_be_far(text, n):
+                self.far_needed.append(job_id)
         self.done.c_pin(hi, lo)
         return 0
+
+    cdef int c_keep_needed(self, uint32_t slot) except -1:
+        """A job in memory is one that live jobs are tied to: it stays there."""
+        cdef Job *job = self.job_at(slot)
+        if job.flags & F_EVICTED:
+            self.c_readmit(slot, job)
+        job.flags |= F_NEEDED
+        if job.state == COMPLETED or job.state == KEPT:
+            self.c_mark(slot, job)      # so that it is not evicted when it is read back
+        return 0
+
+    def take_far_needed(self):
+        """The ids in ``far_needed``, which are no longer there afterwards."""
+        ids, self.far_needed = self.far_needed, []
+        return ids
+
+    def keep_needed(self, list ids not None):
+        """Keep those of these jobs in memory that are there now, and still needed."""
+        cdef uint32_t slot
+        cdef uint64_t hi, lo
+        for job_id in ids:
+            slot = self.c_slot(job_id)
+            if slot and job_id in self.needed and not self.job_at(slot).flags & F_NEEDED:
+                self.c_keep_needed(slot)
+                self.c_number_of(job_id, &hi, &lo)
+                self.done.c_pin(hi, lo)
 
     cdef int c_unneed(self, str job_id) except -1:
         """No live job is tied to this id any more: its evidence is the newest now, its result may go."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from broker_talk import Talk
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qcore.broker import archive, open_broker
@@ -232,7 +232,20 @@ def small_pages() -> Iterator[None]:
         yield
 
 
+#: A job that starts over needs a job that is archived.
+NEEDS_ARCHIVED = [
+    ("add", "q", None, False, None),
+    ("add", "p", None, True, None),
+    ("add", "q", None, True, 1),
+    ("add", "q", None, False, None),
+    ("add", "q", None, True, None),
+    ("restart_completed", "q", None, None, None),
+    ("age",),
+]
+
+
 @settings(max_examples=40)
+@example(kept=1, steps=NEEDS_ARCHIVED)
 @given(kept=st.integers(1, 4), steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_nothing_tells_an_archived_job_from_one_in_memory(kept: int, steps: list[tuple[Any, ...]]) -> None:
     pair = Pair(kept)
