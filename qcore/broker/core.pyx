@@ -39,7 +39,7 @@ from qcore import limits
 from qcore.broker.archive import Archive
 from qcore.broker.webhooks import Hooks
 from qcore.engine.table import EVENT_BITS, EVENT_NAMES
-from qcore.errors import ClosedError, LimitError
+from qcore.errors import ClosedError, LimitError, described
 from qcore.wire.plain import plain
 
 cdef extern from "time.h" nogil:
@@ -748,8 +748,8 @@ cdef class Broker:
         if self.engine.settled:
             self.c_tell()
         if self.engine.faults:
-            for name, error in self.engine.take_faults():
-                logger.error("schedule %r was put off: %s: %s", name, type(error).__name__, error)
+            for what, error in self.engine.take_faults():
+                logger.error("%s: %s", what, described(error))
         while self.ends.c_first(&due, &number) and due <= self.now_ns:
             entry = self.waits[number]
             if isinstance(entry, Watch):

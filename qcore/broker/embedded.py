@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -15,16 +16,21 @@ from qcore.broker.opening import Level, close_broker, commit, commit_next, flush
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.clock import Clock
-from qcore.errors import ClosedError, ForkedError
+from qcore.errors import ClosedError, ForkedError, described
 from qcore.limits import DEFAULT_COMPLETED_RETENTION_MS
 
 #: The thread looks again after this long even if nothing is due, in case a clock was set.
 _LONGEST_SLEEP_S = 60.0
 
+#: After an unexpected fault it tries again after this long.
+_AGAIN_S = 1.0
+
 #: Later than this, the thread did not only wait for its turn: the whole program stood still.
 _LATE_NS = 50_000_000
 #: After that, who holds a lease in this program is given so long to renew it before leases are judged.
 _SHORTEST_GRACE_S, _LONGEST_GRACE_S = 0.05, 1.0
+
+logger = logging.getLogger("qcore.broker")
 
 _hosts: weakref.WeakSet[EmbeddedEngine] = weakref.WeakSet()
 
@@ -169,23 +175,38 @@ class EmbeddedEngine:
             while (left_ns := planned_ns - time.monotonic_ns()) > 0 and not self.closed:
                 time.sleep(min(left_ns / 1e9, _SHORTEST_GRACE_S))
 
+    def _turn(self) -> float | None:
+        """Do what is due; how long until something is, 0 if there is more at once."""
+        broker = self.broker
+        with self._commits:
+            if self.closed:
+                return 0
+            seconds, cut = broker.pump()
+            if cut is not None:
+                commit(broker, cut)
+                return 0
+        if broker.durable and broker.store.wants_maintenance:
+            broker.store.maintain()
+            if broker.store.wants_maintenance:
+                return 0  # a further slice, behind what has come meanwhile
+        return seconds
+
     def _run(self) -> None:
         broker = self.broker
-        while True:
+        while not self.closed:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._wakes.get_nowait()
-            with self._commits:
-                if self.closed:
-                    return
-                seconds, cut = broker.pump()
-                if cut is not None:
-                    commit(broker, cut)
-                    continue
-            if broker.durable and broker.store.wants_maintenance:
-                broker.store.maintain()
-                if broker.store.wants_maintenance:
-                    continue  # a further slice, behind what has come meanwhile
+            try:
+                seconds = self._turn()
+            except Exception as fault:
+                # Without this thread no time would pass: it outlives a fault of ours.
+                logger.error("what was due was not done: %s", described(fault))
+                with contextlib.suppress(queue.Empty):
+                    self._wakes.get(timeout=_AGAIN_S)
+                continue
+            if seconds == 0:
+                continue
             seconds = _LONGEST_SLEEP_S if seconds is None else min(seconds, _LONGEST_SLEEP_S)
             self._wakes_at_ns = time.monotonic_ns() + int(seconds * 1e9)
             # What came in meanwhile looked at the old time.

@@ -444,7 +444,7 @@ cdef class Flows(Losses):
         q.total_failed += 1
         self.c_outcome(q, q.failures, now_ms)
         job.state = FAILED
-        self.c_after_failed(slot, error, now_ms)
+        self.c_follow_failed(slot, error, now_ms)
         return self.c_forget_done(slot, job, q)
 
     cdef int c_before_forgotten(self, uint32_t slot) except -1:

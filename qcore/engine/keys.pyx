@@ -261,7 +261,8 @@ cdef class Keys(Logs):
         """
         cdef dict extra = <dict>job.extra
         cdef Queue q = self.c_queue_of(job)
-        if not extra.get("keyPassed") and not _over(extra, now_ms) and key_of(extra) not in q.kept:
+        # Also one whose time is over: who takes it from here marks it as passed, as without a restart.
+        if not extra.get("keyPassed") and key_of(extra) not in q.kept:
             q.keys[key_of(extra)] = slot
         return 0
 

@@ -27,14 +27,16 @@ cdef class Losses(Transitions):
         cdef dict extra = self.c_extra(job)
         cdef uint64_t hi = run.token_hi, lo = run.token_lo
         cdef str reason = None
+        cdef int64_t stalls = job.stalls + (job.stalls < 0xFFFF), wait_ms = 0
+        if job.attempts + 1 >= job.max_attempts:
+            reason, error = "max_attempts_exceeded", dead_error
+        elif q.max_stalls and stalls + <int64_t>extra.get("losses", 0) >= q.max_stalls:
+            reason, error = "stalled", stalled_error
+        if reason is None and how == AFTER_BACKOFF:
+            wait_ms = self.c_backoff(job, extra, job.attempts + 1)      # what can fail comes before the first change
         self.c_leave_active(q, slot, job, run)
         job.attempts += 1
-        if job.stalls < 0xFFFF:
-            job.stalls += 1
-        if job.attempts >= job.max_attempts:
-            reason, error = "max_attempts_exceeded", dead_error
-        elif q.max_stalls and job.stalls + <int64_t>extra.get("losses", 0) >= q.max_stalls:
-            reason, error = "stalled", stalled_error
+        job.stalls = stalls
         self.c_history(job, run, extra, reason or "stalled", error, now_ms)
         if self.c_event(q, EV_STALLED):
             self.c_emit(EV_STALLED, q, job, now_ms,
@@ -50,7 +52,7 @@ cdef class Losses(Transitions):
         # Until somebody else gets the job, its old holder may still report the work as done.
         extra["lastToken"] = (hi, lo)
         if how == AFTER_BACKOFF:
-            job.run_ms = now_ms + self.c_backoff(job, extra)
+            job.run_ms = now_ms + wait_ms
         self.c_note_retry(job, extra, now_ms)
         return self.c_requeue(q, slot, job, now_ms, how == AFTER_BACKOFF)
 
@@ -125,7 +127,11 @@ cdef class Losses(Transitions):
         for slot, delivery in silent:
             # What follows from one may have ended another.
             if self.job_at(slot).state == ACTIVE and self.run_at(self.job_at(slot).run).delivery == delivery:
-                self.c_stalled(slot, now_ms)
+                try:
+                    self.c_stalled(slot, now_ms)
+                except Exception as error:
+                    self.c_fault("a silent delivery was looked at again later", error)
+                    q.stall_at_ns = now_ns + pause_ns
         return 0
 
     # --- dead letters ------------------------------------------------------------------
@@ -136,12 +142,11 @@ cdef class Losses(Transitions):
         cdef Queue q = self.c_queue_of(job)
         cdef dict letter = (<dict>job.extra)["dlq"], chain
         cdef int64_t count
-        # Out of the line first: whatever goes wrong with one entry must not stop the others.
-        self.expiries.c_remove(run.deadline)
-        run.deadline = 0
         if letter["expiresAt"] is not None and letter["expiresAt"] <= now_ms:
             return self.c_forget(slot)
         if not self.c_may_restart(slot, now_ms):
+            self.expiries.c_remove(run.deadline)
+            run.deadline = 0
             letter["nextRetryAt"] = now_ms + max(1, q.dlq_retry_ms)
             self.c_set_dead_end(slot, job, run)
             return self.c_mark(slot, job)

@@ -17,7 +17,6 @@ cdef class Schedules(Flows):
     cdef int64_t looked_ms          # wall clock of the last look
     cdef dict successors            # id of a finished run of a chain -> id of the run after it
     cdef dict compiled              # (pattern, zone) -> Cron, of chains
-    cdef readonly list faults       # schedules that could not be run: (name, error), for the host to report
 
     cdef int c_plan(self, object schedule) except -1
     cdef int c_unschedule(self, object schedule) except -1
@@ -31,5 +30,6 @@ cdef class Schedules(Flows):
     cdef bint c_is_occurrence(self, Job *job) except -1
     cdef int c_drop_occurrence(self, uint32_t slot, bint stalled, int64_t now_ms) except -1
     cdef int c_succeed(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_try_succeed(self, uint32_t slot, int64_t now_ms) except -1
     cdef uint32_t c_follow(self, str job_id) except? 0
     cdef c_check_schedules(self)

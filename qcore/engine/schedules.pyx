@@ -14,6 +14,7 @@ from qcore.engine.job cimport (
     ACTIVE, DELAYED, F_DURABLE, F_GROUPED, F_KEYED, F_LIFO, F_REMOVE_ON_COMPLETE, F_REMOVE_ON_FAIL, F_REPEATS,
     PARKED, READY, Job, Run, blob_bytes, blob_free, blob_new, c_until,
 )
+from qcore.engine.keys cimport KEY_FREE
 from qcore.engine.losses cimport AT_ONCE
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_STALLED
@@ -54,7 +55,6 @@ cdef class Schedules(Flows):
         self.looked_ms = INT64_MIN // 2
         self.successors = {}
         self.compiled = {}
-        self.faults = []
 
     # --- schedules ---------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ cdef class Schedules(Flows):
                 raise
             except Exception as error:
                 # One that fails must not hold up the others.
-                self.faults.append((schedule.name, error))
+                self.c_fault(f"schedule {schedule.name!r} was put off", error)
                 if schedule.handle and schedule.next_ms <= now_ms:
                     schedule.next_ms = now_ms + limits.SCHEDULE_RETRY_MS
                     self.c_plan(schedule)
@@ -264,12 +264,6 @@ cdef class Schedules(Flows):
             if left < 0 or other < left:
                 left = other
         return left
-
-    def take_faults(self):
-        """Schedules that could not be run since the last call: (name, error)."""
-        faults = self.faults
-        self.faults = []
-        return faults
 
     # --- an occurrence that starts over ------------------------------------------------------
 
@@ -331,7 +325,7 @@ cdef class Schedules(Flows):
         if self.c_is_occurrence(job):
             self.c_end_occurrence(job)
         if job.flags & F_REPEATS:
-            self.c_succeed(slot, now_ms)
+            self.c_try_succeed(slot, now_ms)
         return 0
 
     cdef int c_before_forgotten(self, uint32_t slot) except -1:
@@ -346,7 +340,15 @@ cdef class Schedules(Flows):
         if self.c_is_occurrence(job):
             self.c_end_occurrence(job)
         if job.flags & F_REPEATS and (<dict>job.extra)["repeat"].get("continueOnFailure", True):
+            self.c_try_succeed(slot, now_ms)
+        return 0
+
+    cdef int c_try_succeed(self, uint32_t slot, int64_t now_ms) except -1:
+        """The end of a run stands, whatever becomes of the run after it."""
+        try:
             self.c_succeed(slot, now_ms)
+        except Exception as error:
+            self.c_fault(f"there is no next run after job {self.c_id(self.job_at(slot))!r}", error)
         return 0
 
     cdef int c_succeed(self, uint32_t slot, int64_t now_ms) except -1:
@@ -356,7 +358,7 @@ cdef class Schedules(Flows):
         cdef object cron = None, at, planned
         cdef Spec spec
         cdef int how
-        cdef uint32_t following
+        cdef uint32_t following, holder = 0
         cdef str mine, its
         if "pattern" in repeat:
             at = (repeat["pattern"], repeat.get("tz"))
@@ -372,8 +374,10 @@ cdef class Schedules(Flows):
         repeat["prevMillis"] = planned
         extra = {key: value for key, value in old.items() if key not in RUN_STATE}
         extra["repeat"] = repeat
-        if "keyPassed" in old or "deduplicationKeep" in old:
-            # The key is not free for it, and the chain must go on.
+        if F_KEYED & job.flags and (
+                "keyPassed" in old or "deduplicationKeep" in old
+                or self.c_judge_key(self.c_queue_of(job), extra, now_ms, &holder) != KEY_FREE):
+            # The key is not free for it, and the chain must go on: whoever has it keeps it.
             for key in KEY_OPTIONS:
                 extra.pop(key, None)
         memset(&spec, 0, sizeof(spec))

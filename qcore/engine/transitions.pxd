@@ -4,6 +4,7 @@ from qcore.engine.capacity cimport Capacity
 from qcore.engine.job cimport Blob, Job, Run
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue, RunList
+from qcore.structs.delayheap cimport DelayHeap
 
 cdef enum:
     PROMOTIONS = 50000          # due jobs moved in one turn, so that a flood cannot stall the host
@@ -49,6 +50,12 @@ cdef object dead_due(dict letter)
 
 
 cdef class Transitions(Capacity):
+    cdef readonly list faults       # what went wrong unexpectedly: (what it came to, error), for the host to report
+
+    cdef c_fault(self, str what, object error)
+    cdef int c_follow_completed(self, uint32_t slot, int64_t now_ms) except -1
+    cdef int c_follow_failed(self, uint32_t slot, str error, int64_t now_ms) except -1
+    cdef int c_put_off(self, DelayHeap heap, uint32_t item, int64_t until, object error) except -1
     cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0
     cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
                               int *how) except? 0
@@ -101,7 +108,7 @@ cdef class Transitions(Capacity):
     cdef int c_configure(self, Queue q, dict dead, dict stalls) except -1
     cdef void c_forget_evidence(self, Job *job) noexcept
     cdef void c_leave_dead(self, Queue q, Run *run) noexcept
-    cdef int64_t c_backoff(self, Job *job, dict extra) except? -1
+    cdef int64_t c_backoff(self, Job *job, dict extra, uint32_t attempts) except? -1
     cdef int c_record(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms) except -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)

@@ -42,6 +42,7 @@ from qcore.errors import StateError
 
 cdef enum:
     LATE_ANSWERS = 10000
+    PUT_OFF_MS = 1000           # what failed unexpectedly is tried again after this time
 
 # What parents are told of a failure that came without a text.
 cdef str UNTOLD = "unknown error"
@@ -57,6 +58,9 @@ cdef object dead_due(dict letter):
 
 cdef class Transitions(Capacity):
     """:class:`~qcore.engine.capacity.Capacity` with the rules of the life of a job."""
+
+    def __cinit__(self):
+        self.faults = []
 
     # --- admission -----------------------------------------------------------------
 
@@ -639,7 +643,7 @@ cdef class Transitions(Capacity):
         if job.flags & F_RARE:
             if job.flags & F_KEYED:
                 self.c_release_key(slot, job)
-            self.c_after_completed(slot, now_ms)
+            self.c_follow_completed(slot, now_ms)
         self.done_ms = now_ms
         if remove and not job.flags & F_NEEDED:
             self.c_note_gone(job, q.index)
@@ -796,10 +800,11 @@ cdef class Transitions(Capacity):
         cdef Run *run = self.run_at(job.run)
         cdef Queue q = self.c_queue_of(job)
         cdef dict extra = self.c_extra(job)
-        cdef bint again
+        cdef bint again = not final and job.attempts + 1 < job.max_attempts
+        # What can fail comes before the first change.
+        cdef int64_t wait_ms = self.c_backoff(job, extra, job.attempts + 1) if again else 0
         self.c_leave_active(q, slot, job, run)
         job.attempts += 1
-        again = not final and job.attempts < job.max_attempts
         self.c_history(job, run, extra, reason if not again or reason == "timeout" else "explicit_fail", error, now_ms)
         if stack is not None:
             extra["stacktrace"] = stack[:max(0, int(extra.get("stackTraceLimit", limits.DEFAULT_STACK_LINES)))]
@@ -813,21 +818,21 @@ cdef class Transitions(Capacity):
                 if job.flags & F_RARE:
                     if job.flags & F_KEYED:
                         self.c_release_key(slot, job)
-                    self.c_after_failed(slot, UNTOLD if error is None else error, now_ms)
+                    self.c_follow_failed(slot, UNTOLD if error is None else error, now_ms)
                 return self.c_forget_done(slot, job, q)
             return self.c_bury(q, slot, job, reason, error, now_ms)
-        job.run_ms = now_ms + self.c_backoff(job, extra)
+        job.run_ms = now_ms + wait_ms
         self.c_note_retry(job, extra, now_ms)
         self.c_requeue(q, slot, job, now_ms, True)
         if self.c_event(q, EV_RETRIED):
             self.c_emit(EV_RETRIED, q, job, now_ms, None)
         return 0
 
-    cdef int64_t c_backoff(self, Job *job, dict extra) except? -1:
+    cdef int64_t c_backoff(self, Job *job, dict extra, uint32_t attempts) except? -1:
         cdef object config = extra.get("backoffConfig")
         if config is None:
-            return backoff.backoff_ms(job.attempts, job.backoff_ms, r=self.ids.c_uniform())
-        return backoff.backoff_ms(job.attempts, job.backoff_ms, kind=config["type"], cap_ms=config.get("maxDelay"),
+            return backoff.backoff_ms(attempts, job.backoff_ms, r=self.ids.c_uniform())
+        return backoff.backoff_ms(attempts, job.backoff_ms, kind=config["type"], cap_ms=config.get("maxDelay"),
                                   jitter=config.get("jitter"), r=self.ids.c_uniform())
 
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms):
@@ -900,7 +905,7 @@ cdef class Transitions(Capacity):
                 self.c_release_key(slot, job)
             if error is None and reason != "unknown":   # so not one that was discarded
                 error = UNTOLD
-            self.c_after_failed(slot, error, now_ms)
+            self.c_follow_failed(slot, error, now_ms)
             if job.flags & F_KEEPS and not job.flags & F_REMOVE_ON_FAIL:
                 self.c_trim(q, &q.failed, extra.get("removeOnFail"), now_ms)
         self.c_purge(q, q.dlq_max_entries)
@@ -1048,35 +1053,55 @@ cdef class Transitions(Capacity):
         while self.due.c_first(&due, &item) and due <= now_ms:
             if left <= 0:
                 return 1
-            left -= self.c_promote(<Queue>self.queue_list[item], now_ms, left)
+            try:
+                left -= self.c_promote(<Queue>self.queue_list[item], now_ms, left)
+            except Exception as error:
+                left -= 1
+                self.c_put_off(self.due, item, now_ms + PUT_OFF_MS, error)
         while self.deadlines.c_first(&due, &item) and due <= now_ns:
             if left <= 0:
                 return 1
-            self.c_deadline(item, now_ms, now_ns)
             left -= 1
+            try:
+                self.c_deadline(item, now_ms, now_ns)
+            except Exception as error:
+                self.c_put_off(self.deadlines, item, now_ns + PUT_OFF_MS * 1000000, error)
         while self.checks.c_first(&due, &item) and due <= now_ns:
             if left <= 0:
                 return 1
             q = <Queue>self.queue_list[item]
             self.checks.c_remove(q.check)
             q.check = 0
-            self.c_check_queue(q, now_ms, now_ns)
             left -= 1
+            try:
+                self.c_check_queue(q, now_ms, now_ns)
+            except Exception as error:
+                self.c_fault("something that was due was put off", error)
+                self.c_set_check(q, now_ns + PUT_OFF_MS * 1000000)
         while self.lives.c_first(&due, &item) and due <= now_ms:
             if left <= 0:
                 return 1
-            self.c_forget(item)
             left -= 1
+            try:
+                self.c_forget(item)
+            except Exception as error:
+                self.c_put_off(self.lives, item, now_ms + PUT_OFF_MS, error)
         while self.expiries.c_first(&due, &item) and due <= now_ms:
             if left <= 0:
                 return 1
-            self.c_end_dead(item, now_ms)
             left -= 1
+            try:
+                self.c_end_dead(item, now_ms)
+            except Exception as error:
+                self.c_put_off(self.expiries, item, now_ms + PUT_OFF_MS, error)
         while self.key_ends.c_first(&due, &item) and due <= now_ms:
             if left <= 0:
                 return 1
-            self.c_drop_kept(item)
             left -= 1
+            try:
+                self.c_drop_kept(item)
+            except Exception as error:
+                self.c_put_off(self.key_ends, item, now_ms + PUT_OFF_MS, error)
         return self.c_advance_more(now_ms, now_ns, left)
 
     cdef int c_check_queue(self, Queue q, int64_t now_ms, int64_t now_ns) except -1:
@@ -1096,7 +1121,42 @@ cdef class Transitions(Capacity):
         """Nanoseconds until :meth:`c_advance_more` has something to do; -1 = never."""
         return -1
 
+    cdef int c_put_off(self, DelayHeap heap, uint32_t item, int64_t until, object error) except -1:
+        """Doing the first thing of a heap failed: report it, and let it not hold up the others."""
+        cdef int64_t due
+        cdef uint32_t first
+        self.c_fault("something that was due was put off", error)
+        if heap.c_first(&due, &first) and first == item:
+            heap.c_change(heap.entries[0].handle, until, heap.entries[0].tie)
+        return 0
+
+    # --- what goes wrong -----------------------------------------------------------------
+
+    cdef c_fault(self, str what, object error):
+        self.faults.append((what, error))
+
+    def take_faults(self):
+        """What went wrong unexpectedly since the last call: (what it came to, error)."""
+        faults = self.faults
+        self.faults = []
+        return faults
+
     # --- what follows from an end ------------------------------------------------------
+
+    cdef int c_follow_completed(self, uint32_t slot, int64_t now_ms) except -1:
+        """Let follow what has to. The end stands, whatever goes wrong with that."""
+        try:
+            self.c_after_completed(slot, now_ms)
+        except Exception as error:
+            self.c_fault(f"job {self.c_id(self.job_at(slot))!r} is completed, but what follows is not done", error)
+        return 0
+
+    cdef int c_follow_failed(self, uint32_t slot, str text, int64_t now_ms) except -1:
+        try:
+            self.c_after_failed(slot, text, now_ms)
+        except Exception as error:
+            self.c_fault(f"job {self.c_id(self.job_at(slot))!r} failed, but what follows is not done", error)
+        return 0
 
     cdef int c_after_completed(self, uint32_t slot, int64_t now_ms) except -1:
         """A rare job is completed; its record is whole still. Layers above let follow what has to."""

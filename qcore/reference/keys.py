@@ -77,6 +77,14 @@ class Keys:
         holder.key.holds, holder.key.passed = False, True
         return None
 
+    def _is_free(self, queue: str, key: Key, now_ms: int) -> bool:
+        """Whether an add with this key takes nothing from anybody."""
+        holder = self._holder(queue, key)
+        if holder is not None and holder.key is not None:
+            return holder.key.over(now_ms)
+        end, _ = self.kept.get((queue, key.place), (now_ms, ""))
+        return end <= now_ms
+
     def is_waited_on(self, job_id: str) -> bool:
         """Whether live jobs are tied to this id."""
         return False
@@ -127,7 +135,7 @@ class Keys:
             return
         job.key.holds = False
         kept = (job.queue, job.key.place) in self.kept  # of a later job
-        if job.state in LIVE and not job.key.passed and not job.key.over(now_ms) and not kept:
+        if job.state in LIVE and not job.key.passed and not kept:
             before = self._holder(job.queue, job.key)
             if before is not None and before.key is not None:
                 before.key.holds = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qcore.reference.engine import Delivery, Engine, Job, Saved
@@ -264,6 +264,11 @@ class ScheduledEngine(Engine):
         if planned is None:
             return
         del self.repeats[job.id]
+        key = None
+        if job.key is not None and not job.key.passed and not job.key.keep:
+            key = replace(job.key, expires_ms=None, holds=False)
+            if not self._is_free(job.queue, key, now_ms):
+                key = None
         self.links[job.id] = self.push_repeated(
             job.queue,
             job.data or b"",
@@ -276,6 +281,7 @@ class ScheduledEngine(Engine):
             lifo=job.lifo,
             remove_on_complete=job.remove_on_complete,
             remove_on_fail=job.remove_on_fail,
+            key=key,
         )
 
     def _next_run(self, repeat: dict[str, Any], now_ms: int) -> int | None:

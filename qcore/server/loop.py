@@ -29,7 +29,7 @@ from qcore.broker.access import SessionSettings, Tokens
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
-from qcore.errors import ConfigError, StoreError
+from qcore.errors import ConfigError, StoreError, described
 from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
 from qcore.server.connection import RECEIVE_BYTES, Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
@@ -43,6 +43,8 @@ logger = logging.getLogger("qcore.server")
 
 #: After running out of file descriptors, new connections are tried again this much later.
 ACCEPT_PAUSE_S = 0.1
+#: After an unexpected fault in what was due, it is tried again this much later.
+AGAIN_S = 1.0
 #: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
 LONGEST_SLEEP_S = 3600.0
 #: select(2) takes numbers of descriptors below this.
@@ -262,7 +264,12 @@ class Server:
         return seconds
 
     def _pump(self) -> float | None:
-        seconds, cut = self.broker.pump()
+        try:
+            seconds, cut = self.broker.pump()
+        except Exception as fault:
+            # A fault of ours in what was due must not end the server for everybody.
+            logger.error("what was due was not done: %s", described(fault))
+            return AGAIN_S
         if cut is None and self._flushes.asked and not self.broker.committing:
             cut = self.broker.begin_commit()
             if cut is None:

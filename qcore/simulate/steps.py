@@ -253,8 +253,10 @@ class Generator:
 
     def _push(self) -> Request:
         request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
-        if self._chance(0.06):
+        if self._chance(0.08):
             self._repeated(request)
+            if self._chance(0.6):
+                self._unique(request)
             return request
         if self._chance(0.3):
             request["jobId"] = self._rng.choice(self._customs)
@@ -405,6 +407,10 @@ class Generator:
         if self._chance(0.2):
             request.update(debounceId=rng.choice("kl"), debounceTtl=rng.choice((0, 40)))
             return
+        self._unique(request)
+
+    def _unique(self, request: Request) -> None:
+        rng = self._rng
         request["uniqueKey"] = rng.choice("klm")
         dedup: Request = {}
         if self._chance(0.5):

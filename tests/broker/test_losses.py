@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from broker_talk import Talk
+from broker_talk import Talk, frame, frames
 
 from qcore.broker import open_broker
+from qcore.broker.embedded import EmbeddedEngine
 from qcore.broker.opening import close_broker, flush
 from qcore.clock import ManualClock
 from qcore.store.base import Cut
@@ -447,3 +450,38 @@ def test_filters_of_dead_letters_with_pages(machine: Machine) -> None:
     assert talk.good("RetryDlq", queue="q")["count"] == 1
     assert talk.good("RetryDlq", queue="q")["count"] == 0
     assert talk.good("GetJobCounts", queue="q")["counts"]["waiting"] == 6
+
+
+# --- faults of ours ----------------------------------------------------------------------------
+
+
+def test_time_goes_on_after_a_fault_in_what_was_due(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread of an embedded engine outlives it, and says what happened."""
+    engine = EmbeddedEngine(None)
+    archive = engine.broker.archive
+    met, secret = threading.Event(), "what is in a job"
+
+    def broken() -> None:
+        met.set()
+        raise ValueError(secret)
+
+    heard = threading.Event()
+    session = engine.session(heard.set)
+    with caplog.at_level(logging.ERROR):
+        monkeypatch.setattr(archive, "left_ms", lambda now_ms: 0)
+        monkeypatch.setattr(archive, "turn", broken)
+        session.feed(frame({"cmd": "PUSH", "queue": "q", "name": "n", "delay": 50}))
+        assert met.wait(30)
+        monkeypatch.undo()
+        session.feed(frame({"cmd": "PULL", "queue": "q", "timeout": 30_000}))
+        replies = frames(session.take())
+        while len(replies) < 2:
+            assert heard.wait(30)
+            heard.clear()
+            replies += frames(session.take())
+    assert replies[1]["job"]["id"] == replies[0]["id"]
+    assert "what was due was not done: builtins.ValueError" in caplog.text
+    assert secret not in caplog.text
+    engine.close()

@@ -469,3 +469,101 @@ def test_a_chain_goes_on_over_restarts_and_its_old_ids_still_reach_it(host: Host
     talk.good("Cancel", id=first)
     host.pass_time(HOUR)
     assert work(talk) == []
+
+
+HOLDER = ("waits", "active", "needed")
+ENDS = ("ack", "batch", "fail", "timeout", "lease")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "restarted"])
+@pytest.mark.parametrize("holder", HOLDER)
+@pytest.mark.parametrize("asked", [{}, {"extend": True}, {"replace": True}], ids=lambda asked: str([*asked]))
+def test_defect_70_a_chain_whose_key_went_to_another_job_goes_on_without_it(
+    host: Host, asked: dict[str, bool], holder: str, restarted: bool
+) -> None:
+    """Invariants 7 and 12: the end of a run stands, and nobody loses a key to the run after it."""
+    for n, end in enumerate(ENDS):
+        talk, queue = host.start(), f"q{n}"
+
+        def states(talk: Talk = talk, queue: str = queue) -> dict[str, int]:
+            counts = talk.good("GetJobCounts", queue=queue)["counts"]
+            return {state: counts[state] for state in counts if counts[state]}
+
+        talk.good(
+            "PUSH",
+            queue=queue,
+            repeat={"every": 60 * SECOND},
+            uniqueKey="k",
+            dedup={"ttl": 100, **asked},
+            maxAttempts=1,
+            timeout=2500 if end == "timeout" else 0,
+        )
+        host.pass_time(200)  # the time of its key is over
+        if restarted:
+            host.close()
+            talk = host.start()
+        got = talk.good("PULL", queue=queue, owner="w", lockTtl=2000 if end == "lease" else 60 * SECOND)
+        run, token = got["job"]["id"], got["token"]
+        other = talk.good("PUSH", queue=queue, jobId=f"B{n}", uniqueKey="k")["id"]
+        assert other == f"B{n}"
+        if holder == "active":
+            pull(talk, queue)
+        elif holder == "needed":
+            talk.good("PUSH", queue="needs", dependsOn=[other])
+        if end == "ack":
+            talk.good("ACK", id=run, token=token)
+        elif end == "batch":
+            ids = [talk.good("PUSH", queue=f"{queue}more", jobId=f"{name}{n}")["id"] for name in "CD"]
+            more = [pull(talk, f"{queue}more") for _ in ids]
+            tokens = [one[1] for one in more if one]
+            talk.good("ACKB", ids=[ids[0], run, ids[1]], tokens=[tokens[0], token, tokens[1]])
+            assert [talk.good("GetState", id=one)["state"] for one in ids] == ["completed"] * 2
+        elif end == "fail":
+            talk.good("FAIL", id=run, token=token, error="no")
+        else:
+            host.pass_time(3000)
+        done = "completed" if end in ("ack", "batch") else "failed"
+        there = "active" if holder == "active" else "waiting"
+        assert states(talk, queue) == {done: 1, there: 1, "delayed": 1}
+        assert talk.good("GetDeduplicationJobId", queue=queue, deduplicationId="k")["data"]["jobId"] == other
+        following = talk.good("GetJobs", queue=queue, state=["delayed"])["jobs"][0]
+        assert following["uniqueKey"] is None
+        host.broker.engine._check()
+        host.close()
+        talk = host.start()
+        host.pass_time(61 * SECOND)
+        ran = [got[0]["id"] for _ in range(2) if (got := pull(talk, queue)) is not None]
+        assert following["id"] in ran
+        host.close()
+
+
+def test_a_chain_keeps_its_key_while_nobody_else_takes_it(host: Host) -> None:
+    """Also when the time of the key was over in between, and over a restart."""
+    talk = host.start()
+    talk.good("PUSH", queue="q", repeat={"every": SECOND}, uniqueKey="k", dedup={"ttl": 100})
+    host.pass_time(200)
+    host.close()
+    talk = host.start()
+    work(talk)
+    (following,) = talk.good("GetJobs", queue="q", state=["delayed"])["jobs"]
+    assert (following["uniqueKey"], following["deduplicationTtl"]) == ("k", 100)
+    assert talk.good("PUSH", queue="q", uniqueKey="k")["id"] == following["id"]
+
+
+def test_who_had_a_key_before_a_restart_is_remembered_when_another_takes_it(host: Host) -> None:
+    """The chain goes the same way with and without a restart."""
+    seen = []
+    for restarted in (False, True):
+        host = Host()
+        talk = host.start()
+        talk.good("PUSH", queue="q", repeat={"every": SECOND}, uniqueKey="k", dedup={"ttl": 100})
+        host.pass_time(200)
+        if restarted:
+            host.close()
+            talk = host.start()
+        other = talk.good("PUSH", queue="q", uniqueKey="k", delay=HOUR)["id"]
+        talk.good("Cancel", id=other)
+        work(talk)
+        (following,) = talk.good("GetJobs", queue="q", state=["delayed"])["jobs"]
+        seen.append(following["uniqueKey"])
+    assert seen == [None, None]

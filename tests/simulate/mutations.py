@@ -27,14 +27,14 @@ MUTATIONS = (
     Mutation(
         "one attempt too many",
         ENGINE + "transitions.pyx",
+        "again = not final and job.attempts + 1 < job.max_attempts",
         "again = not final and job.attempts < job.max_attempts",
-        "again = not final and job.attempts <= job.max_attempts",
     ),
     Mutation(
         "a lost lease costs no attempt",
         ENGINE + "losses.pyx",
-        "self.c_leave_active(q, slot, job, run)\n        job.attempts += 1\n        if job.stalls < 0xFFFF:",
-        "self.c_leave_active(q, slot, job, run)\n        if job.stalls < 0xFFFF:",
+        "self.c_leave_active(q, slot, job, run)\n        job.attempts += 1\n        job.stalls = stalls",
+        "self.c_leave_active(q, slot, job, run)\n        job.stalls = stalls",
     ),
     Mutation(
         "a job that becomes ready wakes nobody",
@@ -167,6 +167,12 @@ MUTATIONS = (
         ENGINE + "keys.pyx",
         '        del q.keys[key]\n        if extra.get("deduplicationKeep")',
         '        if extra.get("deduplicationKeep")',
+    ),
+    Mutation(
+        "a key whose time is over is forgotten at a restart",
+        ENGINE + "keys.pyx",
+        'if not extra.get("keyPassed") and key_of(extra) not in q.kept:',
+        'if not extra.get("keyPassed") and not _over(extra, now_ms) and key_of(extra) not in q.kept:',
     ),
     Mutation(
         "a rate limit counts nothing",

@@ -384,3 +384,29 @@ def test_a_step_of_the_wall_clock_changes_no_interval(engine: Engine, back_ms: i
     engine._check()
     assert engine.state(waits) == "delayed"  # a stored time is the wall clock's
     assert engine.push("q", None, then) > waits
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_one_thing_that_cannot_be_done_does_not_hold_up_the_others(engine: Engine) -> None:
+    """It is reported and put off; the engine neither ends nor spins."""
+    broken = {"backoffConfig": {"delay": 1000}}  # a damaged row: there is no type
+    ends: list[dict[str, Any]] = [{"timeout": 100}, {"stallTimeout": 100}, {}]
+    for n, end in enumerate(ends):
+        for extra in (broken, EXACT):
+            engine.push("q", None, NOW, job_id=f"{n}{len(extra['backoffConfig'])}", extra={**end, **extra})
+            pull(engine)
+    at(engine, 30_000)
+    assert [engine.state(f"{n}3") for n in range(3)] == ["delayed"] * 3
+    assert [engine.state(f"{n}1") for n in range(3)] == ["active"] * 3
+    faults = engine.take_faults()
+    assert {type(error) for _, error in faults} == {KeyError}
+    assert len(faults) == 4  # one is late, and silent as well
+    assert engine.next_due(NOW + 30_000, 30_000 * MS) == 1000 * MS
+    assert not engine.advance(NOW + 31_000, 31_000 * MS)
+    assert len(engine.take_faults()) == 4
+    for n in range(3):
+        assert engine.ack(f"{n}1", NOW + 31_000)
+    at(engine, 50_000)
+    assert engine.take_faults() == []

@@ -160,7 +160,7 @@ def test_defect_67_one_failing_entry_does_not_block_the_others(world: World) -> 
     world.engine.restore_schedule("bad", bad.pack(), START)
     world.run(10 * SECOND)
     assert good.executions == 1
-    assert [name for name, _ in world.engine.take_faults()] == ["bad"]
+    assert [what for what, _ in world.engine.take_faults()] == ["schedule 'bad' was put off"]
     assert world.engine.take_faults() == []
     world.work()
     world.run(30 * SECOND)
@@ -803,3 +803,24 @@ def test_a_schedule_with_a_key_of_its_own_skips_while_another_job_holds_it(world
     world.engine.cancel(holder, world.ms)
     world.run(3 * SECOND)
     assert schedule.executions == 1
+
+
+def test_the_end_of_a_run_stands_whatever_becomes_of_the_next(world: World) -> None:
+    """Invariant 12: nothing that follows from a transition stops it."""
+    repeat = {"pattern": "* * * * *", "tz": "No/Where", "count": 0}
+    for end in ("ack", "fail", "timeout"):
+        job_id = world.engine.push(
+            end, b"\x01", world.ms, attempts=1, extra={"repeat": dict(repeat), "timeout": 500}
+        )
+        _, token, _ = world.engine.pull(end, world.ms, world.ns, lease_ms=DAY)
+        if end == "ack":
+            assert world.engine.ack(job_id, world.ms, token=token)
+        elif end == "fail":
+            assert world.engine.fail(job_id, world.ms, token=token)
+        else:
+            world.run(SECOND)
+        world.engine._check()
+        assert world.engine.state(job_id) == ("completed" if end == "ack" else "failed")
+        ((what, error),) = world.engine.take_faults()
+        assert what == f"there is no next run after job {job_id!r}"
+        assert isinstance(error, Exception)
