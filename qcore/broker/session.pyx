@@ -372,10 +372,11 @@ cdef class Session(Outlet):
         cdef Queue q = engine.c_queue(queue) if queue is not None else None
         cdef bint durable = staged or any([options["durable"] for options in admissions])
         cdef bint several = len(admissions) > 1
+        cdef set unmade = set()
         if (several or any([options["linked"] for options in admissions])) \
                 and any([key_of(options["extra"] or {}) is not None for options in admissions]):
             refused = engine.plan_keys(queue, [(options["job_id"], options["extra"]) for options in admissions],
-                                       self.broker.now_ms)
+                                       self.broker.now_ms, unmade=unmade)
             if refused is not None:
                 raise StateError(f"jobs[{refused[0]}]: {refused[1]}" if several else refused[1])
         if queue is not None:
@@ -384,7 +385,7 @@ cdef class Session(Outlet):
             for name in dict.fromkeys([options["queue"] for options in admissions]):
                 self.c_demand_room(name, [options for options in admissions if options["queue"] == name])
         if engine.needed or any([options["linked"] for options in admissions]):
-            engine.begin_batch([options["job_id"] for options in admissions])
+            engine.begin_batch([options["job_id"] for options in admissions if options["job_id"] not in unmade])
         try:
             return self.c_add_all(q, admissions, durable, resent_since_ms)
         finally:

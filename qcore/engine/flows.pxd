@@ -15,9 +15,14 @@ cdef class Flows(Losses):
     cdef readonly list far_needed  # ids that live jobs are tied to, perhaps of archived jobs: for the host to read back
     cdef dict edges             # slot -> set of the ids that this job still waits for; never empty
     cdef dict children          # slot of a parent -> set of its childrenIds, made when first asked for
+    cdef dict waiting           # queue index -> how many of its jobs have open edges; never 0
     cdef list failures          # terminal failures whose parents are still to be told
     cdef bint telling
 
+    cdef set c_opened(self, uint32_t slot)
+    cdef int c_settled(self, uint32_t slot) except -1
+    cdef object c_beyond_waiting(self, str queue, Py_ssize_t n)
+    cdef int c_note_failure(self, Job *job, object error) except -1
     cdef int c_need(self, str job_id, uint32_t slot) except -1
     cdef int c_keep_needed(self, uint32_t slot) except -1
     cdef int c_unneed(self, str job_id) except -1

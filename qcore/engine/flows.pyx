@@ -46,6 +46,10 @@ POLICIES = (
 )
 
 
+# What parents are told of a child whose ttl was over before it started.
+cdef str EXPIRED = "expired before it started"
+
+
 cdef inline bint _live(Job *job) noexcept:
     return job.state in (READY, DELAYED, ACTIVE, PARKED, STAGED)
 
@@ -56,8 +60,37 @@ cdef class Flows(Losses):
     def __cinit__(self, *args, **options):
         self.far_needed = []
         self.edges = {}
+        self.waiting = {}
         self.children = {}
         self.failures = []
+
+    # --- who waits ------------------------------------------------------------------------
+
+    cdef set c_opened(self, uint32_t slot):
+        """The open edges of a job, for more of them."""
+        cdef object edges = self.edges.get(slot)
+        cdef uint32_t index
+        if edges is None:
+            edges = self.edges[slot] = set()
+            index = self.job_at(slot).queue
+            self.waiting[index] = self.waiting.get(index, 0) + 1
+        return <set>edges
+
+    cdef int c_settled(self, uint32_t slot) except -1:
+        """A job waits for nothing any more, or is gone."""
+        cdef uint32_t index = self.job_at(slot).queue
+        del self.edges[slot]
+        self.waiting[index] -= 1
+        if not self.waiting[index]:
+            del self.waiting[index]
+        return 0
+
+    cdef object c_beyond_waiting(self, str queue, Py_ssize_t n):
+        """The error if so many more jobs of a queue cannot wait for others; else None."""
+        cdef Queue q = self.queues.get(queue)
+        if n + (0 if q is None else <Py_ssize_t>self.waiting.get(q.index, 0)) <= self.max_waiting_deps:
+            return None
+        return LimitError(f"Queue {queue} has reached its maximum of {self.max_waiting_deps} waiting jobs")
 
     # --- who needs whom -------------------------------------------------------------------
 
@@ -141,7 +174,8 @@ cdef class Flows(Losses):
         cdef Job *job = self.job_at(slot)
         cdef dict extra = self.c_extra(job)
         cdef set holders
-        self.edges.pop(slot, None)
+        if slot in self.edges:
+            self.c_settled(slot)
         self.children.pop(slot, None)
         extra["settledEdges"] = len(extra.get("dependsOn") or ())
         for name in ("dependsOn", "childrenIds"):
@@ -193,7 +227,7 @@ cdef class Flows(Losses):
         if completed or "childrenCompleted" in extra:
             extra["childrenCompleted"] = completed
         if open_:
-            self.edges[slot] = open_
+            self.c_opened(slot).update(open_)
         return 0
 
     cdef set c_children_of(self, uint32_t slot):
@@ -273,7 +307,7 @@ cdef class Flows(Losses):
         if not known or (not waits and job_id not in extra.get("dependsOn", ())):
             extra.setdefault("dependsOn", []).append(job_id)
             if not completed:
-                self.edges.setdefault(parent, set()).add(job_id)
+                self.c_opened(parent).add(job_id)
         self.c_need(job_id, parent)
         self.c_mark(parent, pj)
         if parent in self.edges:
@@ -308,7 +342,7 @@ cdef class Flows(Losses):
         if edges is not None:
             edges -= gone
             if not edges:
-                del self.edges[parent]
+                self.c_settled(parent)
                 if pj.state == PARKED:
                     self.c_unpark(parent, now_ms, True)
         return 0
@@ -347,7 +381,7 @@ cdef class Flows(Losses):
                 continue
             (<set>edges).discard(job_id)
             if not edges:
-                del self.edges[holder]
+                self.c_settled(holder)
                 if other.state == PARKED:
                     self.c_unpark(holder, now_ms, False)
         return 0
@@ -369,11 +403,24 @@ cdef class Flows(Losses):
 
     cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1:
         cdef Job *job = self.job_at(slot)
-        cdef dict extra = None if job.extra == NULL else <dict>job.extra
         Losses.c_after_failed(self, slot, error, now_ms)
         if not job.flags & F_LINKED:
             return 0
         self.c_end_ties(slot)
+        self.c_note_failure(job, error)
+        return self.c_tell_parents(now_ms)
+
+    cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1:
+        """To its parent a job that never started has failed."""
+        cdef Job *job = self.job_at(slot)
+        if job.flags & F_LINKED:
+            self.c_note_failure(job, EXPIRED)
+        Losses.c_outlive(self, slot, now_ms)
+        return self.c_tell_parents(now_ms)
+
+    cdef int c_note_failure(self, Job *job, object error) except -1:
+        """The parent of a job is to be told of its end."""
+        cdef dict extra = <dict>job.extra
         if extra.get("parentId") is not None:
             for name, policy in POLICIES:
                 if extra.get(name):
@@ -381,7 +428,7 @@ cdef class Flows(Losses):
                     self.failures.append((job_id, f"{self.c_queue_of(job).name}:{job_id}", extra["parentId"], policy,
                                           error))
                     break
-        return self.c_tell_parents(now_ms)
+        return 0
 
     cdef int c_tell_parents(self, int64_t now_ms) except -1:
         """Let each failure do to its parent what its policy says. A list, not a recursion: flows are deep."""
@@ -418,7 +465,7 @@ cdef class Flows(Losses):
                     if job.state == PARKED:
                         job.run_ms = now_ms
                 if not edges:
-                    del self.edges[parent]
+                    self.c_settled(parent)
                     if job.state == PARKED:
                         self.c_unpark(parent, now_ms, True)
         finally:
@@ -493,7 +540,6 @@ cdef class Flows(Losses):
         ties); what they are tied to is walked only where a circle is possible.
         """
         cdef uint32_t slot
-        cdef Queue q
         cdef dict fresh = {}
         cdef dict parking = {}
         cdef bint suspect = False
@@ -526,6 +572,14 @@ cdef class Flows(Losses):
                 if job_id not in fresh:
                     continue
             waits = False
+            if parent_id is not None and parent_id != job_id:
+                # A parent waits from now on, if it did not before.
+                if parent_id in fresh:
+                    parking.setdefault(jobs[fresh[parent_id]][0], set()).add(parent_id)
+                else:
+                    slot = self.c_slot(parent_id)
+                    if slot and slot not in self.edges and _live(self.job_at(slot)):
+                        parking.setdefault(self.c_queue_of(self.job_at(slot)).name, set()).add(parent_id)
             for other in deps:
                 if other == job_id:
                     return (i, FlowError(f"Job cannot depend on itself: {job_id}"))
@@ -545,11 +599,11 @@ cdef class Flows(Losses):
                     return (i, FlowError(f"Parent job {parent_id} is not linkable"))
             suspect = suspect or (parent_id is not None and len(deps) > 0)
             if waits:
-                parking[queue] = parking.get(queue, 0) + 1
-        for queue, n in parking.items():
-            q = self.queues.get(queue)
-            if n + (0 if q is None else len(q.parked)) > self.max_waiting_deps:
-                return (0, LimitError(f"Queue {queue} has reached its maximum of {self.max_waiting_deps} waiting jobs"))
+                parking.setdefault(queue, set()).add(i if job_id is None else job_id)
+        for queue, names in parking.items():
+            error = self.c_beyond_waiting(queue, len(names))
+            if error is not None:
+                return (0, error)
         if suspect or wanted:
             i = self._circle([(job_id, deps, parent_id) for _, job_id, deps, parent_id, _ in jobs], fresh)
             if i is not None:
@@ -564,6 +618,17 @@ cdef class Flows(Losses):
         """Whether a completed job is the child of that parent already: adding it again changes nothing."""
         cdef uint32_t slot = self.c_slot(job_id)
         return slot and parent_id is not None and self.c_parent_of(slot) == parent_id
+
+    cdef object c_missing(self, list members, set added, set gone, dict lost):
+        cdef dict extra
+        for i, (_, extra) in enumerate(members):
+            if i not in added or extra is None:
+                continue
+            for other in extra.get("dependsOn") or ():
+                if other in gone or (lost.get(other, False) and not self.c_slot(other)
+                                     and self.c_done_as(other) == OPEN):
+                    return i, f"Dependency job not found: {other}"
+        return None
 
     def begin_batch(self, list jobs not None):
         """The ids of jobs that :meth:`check_links` found good, and that are added next, are new ones."""
@@ -648,6 +713,7 @@ cdef class Flows(Losses):
 
         :raises NotFoundError: one of them is not there
         :raises FlowError: the parent is finished, or the child has another, or would wait for itself
+        :raises LimitError: too many jobs of the parent's queue wait for others
         """
         cdef uint32_t child = self.c_slot(child_id), parent = self.c_slot(parent_id), other
         cdef Job *cj
@@ -681,6 +747,11 @@ cdef class Flows(Losses):
                 raise FlowError(f"Parent job {parent_id} is not linkable")
             if self._circle([(None, [child_id], parent_id)], {}) is not None:
                 raise FlowError("flow contains a dependency cycle")
+        if (_live(pj) and parent not in self.edges and cj.state not in (COMPLETED, KEPT)
+                and (not listed or child_id not in (<dict>pj.extra).get("dependsOn", ()))):
+            error = self.c_beyond_waiting(self.c_queue_of(pj).name, 1)
+            if error is not None:
+                raise error
         known = before == parent_id and parent in self.needed.get(child_id, ())
         self.c_extra(cj)["parentId"] = parent_id
         cj.flags |= F_LINKED
@@ -826,7 +897,7 @@ cdef class Flows(Losses):
         cdef uint64_t hi, lo
         cdef Job *job
         cdef Queue q
-        cdef dict needed = {}
+        cdef dict needed = {}, waiting = {}
         assert not self.failures and not self.telling and not self.batch
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
@@ -844,6 +915,8 @@ cdef class Flows(Losses):
             for job_id in [*deps, *(extra.get("childrenIds") or ())]:
                 needed.setdefault(job_id, set()).add(slot)
             edges = self.edges.get(slot, set())
+            if edges:
+                waiting[job.queue] = waiting.get(job.queue, 0) + 1
             assert (job.state == PARKED) <= (slot in self.edges), f"{self.c_id(job)} waits for nothing"
             assert slot not in self.edges or edges
             assert edges <= set(deps[extra.get("settledEdges", 0):]) - set(extra.get("edgesDropped") or ())
@@ -852,6 +925,7 @@ cdef class Flows(Losses):
                 assert gone or (job_id in edges) == (self.c_done_as(job_id) == OPEN), f"{job_id}: edge or not"
             assert slot not in self.children or self.children[slot] == set(extra.get("childrenIds") or ())
         assert needed == self.needed
+        assert waiting == self.waiting
         for job_id in needed:
             self.c_number_of(job_id, &hi, &lo)
             assert self.c_done_as(job_id) == OPEN or not self.done.c_pin(hi, lo), f"{job_id} is not pinned"

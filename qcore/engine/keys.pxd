@@ -25,6 +25,7 @@ cdef class Keys(Logs):
 
     cdef int c_judge_key(self, Queue q, dict extra, int64_t now_ms, uint32_t *holder) except -1
     cdef str c_key_refusal(self, int verdict, str holder)
+    cdef object c_missing(self, list members, set added, set gone, dict lost)
     cdef int c_take_key(self, Queue q, uint32_t slot, dict extra, int64_t now_ms) except -1
     cdef int c_pass_key(self, Queue q, uint32_t slot) except -1
     cdef int c_release_key(self, uint32_t slot, Job *job) except -1

@@ -83,7 +83,7 @@ cdef class Keys(Logs):
         job = self.job_at(holder[0])
         if _over(<dict>job.extra, now_ms):
             return KEY_FREE
-        tied = job.state == PARKED or job.flags & F_NEEDED
+        tied = job.state == PARKED or job.flags & F_NEEDED or self.c_id(job) in (extra.get("dependsOn") or ())
         if _replaces(extra):
             if job.state == ACTIVE:
                 return KEY_PASSED
@@ -97,15 +97,21 @@ cdef class Keys(Logs):
             return "Duplicate unique_key (extended TTL)"
         return f"Cannot replace deduplicated job {holder} because live jobs depend on it"
 
-    def plan_keys(self, str queue not None, list members not None, int64_t now_ms):
+    cdef object c_missing(self, list members, set added, set gone, dict lost):
+        """The (index, text) of the first member of a batch that waits for one that will not be there; see above."""
+        return None
+
+    def plan_keys(self, str queue not None, list members not None, int64_t now_ms, *, set unmade=None):
         """Whether jobs with these (custom id or None, rare options or None) can all be added, in order.
 
-        None, or the (index, text) of the first one that would be refused for its key.
-        Members see what the members before them do; nothing is changed.
+        None, or the (index, text) of the first one that would be refused for its key, or that
+        waits for one that its key keeps out. Members see what the members before them do;
+        nothing is changed. ``unmade`` gets the ids of members that are not added.
         """
         cdef Queue q = self.queues.get(queue)
-        cdef dict extra, owners = {}        # key -> (custom id, tied, parent) of a member
-        cdef set ids = set(), needed = set(), gone = set()
+        cdef dict extra, owners = {}        # key -> (custom id, tied, parent, place) of a member
+        cdef set ids = set(), needed = set(), gone = set(), added = set()
+        cdef dict lost = {}                 # custom ids of members that are not added -> True
         cdef uint32_t slot, holder
         cdef int verdict
         cdef Py_ssize_t i
@@ -119,7 +125,7 @@ cdef class Keys(Logs):
             key = None if extra is None else key_of(extra)
             if key is not None:
                 if key in owners:
-                    name, tied, parent = owners[key]
+                    name, tied, parent, place = owners[key]
                     tied = tied or name in needed
                     verdict = KEY_HELD
                     if _replaces(extra):
@@ -128,6 +134,8 @@ cdef class Keys(Logs):
                         verdict = KEY_BUSY if tied else KEY_EXTENDED
                     if verdict == KEY_REPLACED:
                         ids.discard(name)
+                        added.discard(place)
+                        lost[name] = True
                 else:
                     holder = 0
                     verdict = KEY_FREE if q is None else self.c_judge_key(q, extra, now_ms, &holder)
@@ -145,17 +153,24 @@ cdef class Keys(Logs):
                     if wanted is not None and parent != wanted and (
                             self.c_slot(wanted) or any([other == wanted for other, _ in members])):
                         return i, f"The unique key is held by a job that is not a child of {wanted}"
+                    if job_id is not None:
+                        lost[job_id] = True
                     continue
                 ttl = extra.get("deduplicationTtl")
                 if ttl is None or ttl > 0:
-                    owners[key] = (job_id, bool(extra.get("dependsOn")), extra.get("parentId"))
+                    owners[key] = (job_id, bool(extra.get("dependsOn")), extra.get("parentId"), i)
                 else:
                     owners.pop(key, None)
             if job_id is not None:
                 ids.add(job_id)
+            added.add(i)
             if extra is not None:
                 needed.update(extra.get("dependsOn", ()))
-        return None
+        for job_id in ids:
+            lost.pop(job_id, None)
+        if unmade is not None:
+            unmade.update(lost)
+        return self.c_missing(members, added, gone - ids, lost)
 
     cdef int c_take_key(self, Queue q, uint32_t slot, dict extra, int64_t now_ms) except -1:
         """A new job holds its key from now on."""

@@ -242,7 +242,8 @@ cdef class Losses(Transitions):
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
             if job.state == READY or job.state == DELAYED:
-                assert (slot in self.living) == (job.extra != NULL and (<dict>job.extra).get("ttl") is not None)
+                assert (slot in self.living) == (job.extra != NULL and (<dict>job.extra).get("ttl") is not None
+                                                 and "begun" not in <dict>job.extra)
                 n_lives += slot in self.living
             else:
                 assert slot not in self.living, f"slot {slot}: state {job.state}, lives"

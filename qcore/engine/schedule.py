@@ -22,6 +22,7 @@ RUN_STATE: Final = frozenset(
     (
         "attemptRecords",
         "autoRetry",
+        "begun",
         "dlq",
         "failedReason",
         "keyExpires",

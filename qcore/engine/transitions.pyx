@@ -315,11 +315,15 @@ cdef class Transitions(Capacity):
         return 0
 
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1:
-        """A queued job with a ttl is dropped when that is over, unless it leaves its queue before."""
+        """A queued job with a ttl is dropped when that is over, unless it has started before."""
         cdef object ttl = (<dict>job.extra).get("ttl")
-        if ttl is not None and slot not in self.living:
+        if ttl is not None and slot not in self.living and "begun" not in <dict>job.extra:
             self.living[slot] = self.lives.c_push(job.created_ms + <int64_t>ttl + 1, job.seq, slot)
         return 0
+
+    cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1:
+        """The ttl of a job is over before it has started."""
+        return self.c_forget(slot)
 
     cdef int c_end_life(self, uint32_t slot) except -1:
         cdef object handle = self.living.pop(slot, None)
@@ -455,8 +459,8 @@ cdef class Transitions(Capacity):
             timeout = ttl = stall = None
             if job.extra != NULL:
                 ttl = (<dict>job.extra).get("ttl")
-                if ttl is not None and now_ms > job.created_ms + ttl:
-                    self.c_forget(slot)
+                if ttl is not None and now_ms > job.created_ms + ttl and "begun" not in <dict>job.extra:
+                    self.c_outlive(slot, now_ms)
                     continue
                 timeout = (<dict>job.extra).get("timeout")
                 stall = (<dict>job.extra).get("stallTimeout")
@@ -499,6 +503,7 @@ cdef class Transitions(Capacity):
             self.c_unlist(q, L_PRIORITIZED if job.priority > 0 else L_WAITING, job)
             if ttl is not None:
                 self.c_end_life(slot)
+                (<dict>job.extra)["begun"] = True
             if job.priority > 0:
                 q.n_prioritized -= 1
             if q.limited and q.rate is not None:
@@ -1083,7 +1088,7 @@ cdef class Transitions(Capacity):
                 return 1
             left -= 1
             try:
-                self.c_forget(item)
+                self.c_outlive(item, now_ms)
             except Exception as error:
                 self.c_put_off(self.lives, item, now_ms + PUT_OFF_MS, error)
         while self.expiries.c_first(&due, &item) and due <= now_ms:
@@ -1240,6 +1245,8 @@ cdef class Transitions(Capacity):
         extra.pop("dlq", None)
         extra.pop("autoRetry", None)
         extra.pop("losses", None)
+        if "ttl" in extra:
+            extra["begun"] = True
         if job.flags & F_KEYED:
             self.c_retake_key(slot, job, now_ms)
         job.attempts = 0
@@ -1296,6 +1303,8 @@ cdef class Transitions(Capacity):
                      {"state": "waiting", "timestamp": now_ms}][:max(0, limits.MAX_TIMELINE_ENTRIES - len(timeline))]
         for key in ("progress", "progressMessage", "autoRetry", "losses"):
             extra.pop(key, None)
+        if "ttl" in extra:
+            extra["begun"] = True
         if job.flags & F_EVICTED:
             self.c_unarchive(slot, job)
         else:

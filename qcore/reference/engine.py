@@ -96,6 +96,12 @@ class Job:
     failed_reason: str | None = None
     result: bytes | None = None
     ended: tuple[int, int] = (0, 0)  # when it became terminal, and its place among those of that moment
+    begun: bool = False  # it has started once, so its ttl says nothing any more
+
+    @property
+    def life_ms(self) -> int | None:
+        """Until when it may wait for its first start."""
+        return None if self.ttl_ms is None or self.begun else self.created_ms + self.ttl_ms
 
     @property
     def place(self) -> tuple[float, int, int, int]:
@@ -248,8 +254,8 @@ class Engine(Keys, Capacity):
                 waits.append(max(0, deadline - now_ns))
             if job.letter is not None and job.letter.due_ms is not None:
                 waits.append(max(0, job.letter.due_ms - now_ms) * 1_000_000)
-            if job.state in ("ready", "delayed") and job.ttl_ms is not None:
-                waits.append(max(0, job.created_ms + job.ttl_ms + 1 - now_ms) * 1_000_000)
+            if job.state in ("ready", "delayed") and job.life_ms is not None:
+                waits.append(max(0, job.life_ms + 1 - now_ms) * 1_000_000)
         waits += [max(0, end - now_ms) * 1_000_000 for end, _ in self.kept.values()]
         return min(waits, default=None)
 
@@ -379,10 +385,11 @@ class Engine(Keys, Capacity):
             return None
         self._promote(queue, now_ms)
         while (job := self._candidate(queue, wishes, now_ns)) is not None:
-            if job.ttl_ms is not None and now_ms > job.created_ms + job.ttl_ms:
-                self._drop(job.id)
+            if job.life_ms is not None and now_ms > job.life_ms:
+                self._outlive(job, now_ms)
                 continue
             job.state = "active"
+            job.begun = True
             job.delivery = Delivery(
                 token=token if lease_ms else None,
                 session=session,
@@ -876,6 +883,7 @@ class Engine(Keys, Capacity):
     def _start_over(self, job: Job, now_ms: int, before: str) -> None:
         self._emit("waiting", job, now_ms, before)
         job.attempts = job.stalls = job.losses = 0
+        job.begun = True
         job.letter = job.chain = None
         job.run_ms = now_ms
         self._retake(job, now_ms)
@@ -977,10 +985,8 @@ class Engine(Keys, Capacity):
                 )
         for name in sorted(self.queues, key=lambda name: self.queues[name].look_ns or 0):
             self._look(name, now_ms, now_ns)
-        for job in list(self.jobs.values()):
-            queued = job.state in ("ready", "delayed")
-            if queued and job.ttl_ms is not None and job.created_ms + job.ttl_ms < now_ms:
-                self._drop(job.id)
+        while ended := self._outlived(now_ms):
+            self._outlive(ended, now_ms)
         over = [
             (job.letter.due_ms, job.seq, job)
             for job in self.jobs.values()
@@ -1002,6 +1008,18 @@ class Engine(Keys, Capacity):
                 letter, retries=letter.retries + 1, last_retry_ms=now_ms, next_retry_ms=now_ms + wait_ms
             )
         self.kept = {place: what for place, what in self.kept.items() if what[0] > now_ms}
+
+    def _outlived(self, now_ms: int) -> Job | None:
+        """The queued job whose ttl was over first."""
+        over = [
+            (job.life_ms, job.seq, job)
+            for job in self.jobs.values()
+            if job.state in ("ready", "delayed") and job.life_ms is not None and job.life_ms < now_ms
+        ]
+        return min(over)[2] if over else None
+
+    def _outlive(self, job: Job, now_ms: int) -> None:
+        self._drop(job.id)
 
     # --- a store -------------------------------------------------------------------------
 

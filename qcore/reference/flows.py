@@ -309,6 +309,9 @@ class FlowEngine(Engine):
     def _failed(self, job: Job, error: str | None, now_ms: int) -> None:
         job.failed_reason = error if error is not None else job.failed_reason
         self._end_ties(job)
+        self._report(job, error, now_ms)
+
+    def _report(self, job: Job, error: str | None, now_ms: int) -> None:
         self._failures.append((job, error))
         if self._telling:
             return
@@ -316,6 +319,10 @@ class FlowEngine(Engine):
         while self._failures:
             self._tell_parent(*self._failures.pop(), now_ms)
         self._telling = False
+
+    def _outlive(self, job: Job, now_ms: int) -> None:
+        super()._outlive(job, now_ms)
+        self._report(job, "expired before it started", now_ms)
 
     def _tell_parent(self, job: Job, error: str | None, now_ms: int) -> None:
         parent = self._live(job.ties.parent)

@@ -57,12 +57,14 @@ class Ledger:
         self._touched: set[str] = set()  # delivered, perhaps before the reply to their add was heard
         self._reset: Order = (-1, 0)
         self._sent: dict[str, tuple[int, Mapping[str, Any], int]] = {}
+        self._newest: Order = (-1, 0)  # of the requests sent
         self._everywhere: Order = (-1, 0)  # the last request that may have touched any job at all
         self._wide: dict[str, Order] = {}  # queue -> the last request that may have touched any of its jobs
 
     def sent(self, producer: int, req_id: str, request: Mapping[str, Any]) -> None:
         """A request is on its way: from here on it may take effect, heard of or not."""
         self._moment += 1
+        self._newest = max(self._newest, _order(req_id))
         self._sent[req_id] = (producer, request, self._moment)
         named = [request.get(name) for name in ("id", "jobId", "parentId", "childId")]
         for job_id in (*named, *request.get("ids", ()), *request.get("dependsOn", ())):
@@ -91,6 +93,8 @@ class Ledger:
         """What a lost reply may have delivered is nobody's promise any more."""
         if request["cmd"] in ("PULL", "PULLB"):
             self._forget(request["queue"])
+            # Nor is an add whose own reply is still to be heard.
+            self._wide[request["queue"]] = self._newest
 
     def _forget(self, queue: str) -> None:
         for job_id in [one for one, added in self._added.items() if added.queue == queue]:

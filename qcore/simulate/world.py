@@ -220,7 +220,7 @@ class World:
         jobs = self.model.plain.jobs
         ready = [job for job in jobs.values() if job.queue == name and job.state in ("ready", "delayed")]
         ready = [job for job in ready if job.state == "ready" or job.run_ms <= now_ms]
-        ready = [job for job in ready if job.ttl_ms is None or now_ms <= job.created_ms + job.ttl_ms]
+        ready = [job for job in ready if job.life_ms is None or now_ms <= job.life_ms]
         return [job.id for job in sorted(ready, key=lambda job: job.place)]
 
     def _listed(self, broker: Broker, name: str) -> list[str]:

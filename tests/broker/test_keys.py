@@ -502,3 +502,67 @@ def test_c025_a_removed_job_gets_nothing_new_and_its_id_and_key_are_free(
     talk.good("PUSH", **job)
     assert owner(talk) == "X"
     assert talk.good("PULL", queue="q")["job"]["id"] == "X"
+
+
+# --- batches that wait for one of their own ------------------------------------------------------
+
+A = {"name": "n", "customId": "A", "uniqueKey": "k"}
+B = {"name": "n", "customId": "B", "dependsOn": ["A"]}
+C = {"name": "n", "customId": "C", "uniqueKey": "k", "dedup": {"replace": True}}
+ON_X = {"name": "n", "customId": "D", "dependsOn": ["X"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "jobs", "member"),
+    [
+        ("waits", [A, B], 1),
+        ("waits", [B, A], 0),
+        ("active", [A, B], 1),
+        ("kept", [A, B], 1),
+        ("none", [A, C, B], 2),
+        ("waits", [C, ON_X], 1),
+        ("waits", [{**A, "dedup": {"extend": True, "ttl": 50}}, B], 1),
+        ("none", [{**A, "debounceId": "d", "debounceTtl": 5, "uniqueKey": None},
+                  {"name": "n", "debounceId": "d", "debounceTtl": 5}, B], 2),
+    ],
+)  # fmt: skip
+def test_defect_62_no_member_of_a_batch_waits_for_one_that_is_never_made(
+    talk: Talk, before: str, jobs: list[dict[str, Any]], member: int
+) -> None:
+    """Flows, 1: the same check everywhere, before anything changes."""
+    jobs = [{name: value for name, value in job.items() if value is not None} for job in jobs]
+    if before != "none":
+        dedup = {"dedup": {"ttl": 60_000, "keepUntilExpiry": True}} if before == "kept" else {}
+        push(talk, jobId="X", **dedup)
+    if before in ("active", "kept"):
+        talk.good("PULL", queue="q")
+    if before == "kept":
+        talk.good("ACK", id="X")
+    counts = talk.good("GetJobCounts", queue="q")["counts"]
+    gone = jobs[member]["dependsOn"][0]
+    assert talk.refused("PUSHB", queue="q", jobs=jobs) == f"jobs[{member}]: Dependency job not found: {gone}"
+    assert talk.good("GetJobCounts", queue="q")["counts"] == counts
+    talk.broker.engine._check()
+
+
+def test_a_member_may_wait_for_one_that_is_there_or_was(talk: Talk) -> None:
+    """A member that its key keeps out leaves its id to the job that had it."""
+    push(talk, key="other", jobId="A")
+    talk.good("PULL", queue="q")
+    talk.good("ACK", id="A")
+    push(talk, jobId="X", delay=60_000)
+    talk.good("PUSHB", queue="q", jobs=[A, B])
+    assert talk.good("GetState", id="B")["state"] == "waiting"
+    both = [A, {**A, "uniqueKey": "free"}, {"name": "n", "customId": "E", "dependsOn": ["A"]}]
+    talk.good("Cancel", id="B")
+    talk.good("PUSHB", queue="q", jobs=both)
+    assert talk.good("GetState", id="E")["state"] == "waiting-children"
+    talk.broker.engine._check()
+
+
+def test_a_job_does_not_take_the_place_of_one_that_it_waits_for(talk: Talk) -> None:
+    push(talk, jobId="X")
+    how = {"queue": "q", "uniqueKey": "k", "dedup": {"replace": True}, "dependsOn": ["X"]}
+    refusal = "Cannot replace deduplicated job X because live jobs depend on it"
+    assert talk.refused("PUSH", jobId="Y", **how) == refusal
+    assert talk.good("GetState", id="X")["state"] == "waiting"

@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "ttl is ignored",
         ENGINE + "transitions.pyx",
-        "if ttl is not None and now_ms > job.created_ms + ttl:",
-        "if ttl is not None and now_ms < 0:",
+        "if ttl is not None and now_ms > job.created_ms + ttl and",
+        "if ttl is not None and now_ms < 0 and",
     ),
     Mutation(
         "a renewal is not written",

@@ -234,6 +234,37 @@ def test_waiting_jobs_of_a_queue_are_bounded() -> None:
     machine.add("d4", depends=("a",))
 
 
+def test_waiting_jobs_of_a_queue_are_bounded_by_every_way_in() -> None:
+    """A child parks its parent; an active one that has children counts before it parks itself."""
+    machine = Machine(max_waiting_deps=2)
+    engine = machine.engine
+    for name in ("p1", "p2", "p3", "p4"):
+        machine.add(name)
+    machine.add("loose", queue="kids")
+    machine.child("c1", "p1")
+    machine.child("more", "p1")
+    got = engine.pull("q", NOW, 0, lease_ms=1000)
+    assert got[0] == "p2"
+    extra = {"parentId": "p2"}
+    engine.push("kids", None, NOW, job_id="c2", extra=dict(extra), parent_token=got[1])
+    before = engine.counts("kids", NOW)
+    with pytest.raises(LimitError, match="Queue q has reached its maximum of 2 waiting jobs"):
+        machine.child("c3", "p3")
+    with pytest.raises(LimitError, match="Queue q has reached its maximum of 2 waiting jobs"):
+        engine.update_parent("loose", "p3", NOW)
+    assert engine.counts("kids", NOW) == before
+    assert engine.state("p3") == "waiting"
+    assert engine.dependencies("p3")["unprocessed"] == []
+    assert engine.move_to_waiting_children("p2", NOW, token=got[1])
+    engine.update_parent("loose", "p1", NOW)  # it waits already
+    engine.push("kids", None, NOW, job_id="c4", extra=dict(extra))
+    engine._check()
+    assert engine.cancel("p1", NOW)
+    machine.child("c5", "p3")
+    assert engine.state("p3") == "waiting-children"
+    engine._check()
+
+
 def test_parked_jobs_are_counted_listed_changed_and_removed(machine: Machine) -> None:
     machine.add("a")
     for name in "cdefg":

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from qcore.broker import rows
 from qcore.engine.engine import Engine
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import LeaseError, StateError
+from qcore.store.memory import MemoryStore
 
 SEED = bytes(16)
 NOW = 1_700_000_000_000
@@ -31,6 +33,20 @@ def pull(engine: Engine, ms: int = 0, **how: Any) -> Any:
 @pytest.fixture
 def engine() -> Engine:
     return Engine(SEED)
+
+
+def reopened(engine: Engine) -> Engine:
+    """The same after a restart."""
+    store = MemoryStore()
+    store.commit(rows.take_rows(engine, NOW, 0))
+    snapshot = store.reopened().load()
+    again = Engine(bytes(15) + b"\1", tracking=True)
+    rows.restore_names(again, snapshot.names, snapshot.queues)
+    for row in snapshot.jobs:
+        rows.restore(again, row, NOW, 0)
+    rows.settle_active(again, True, False, NOW)
+    again._check()
+    return again
 
 
 def told(engine: Engine) -> list[tuple[str, object]]:
@@ -357,9 +373,84 @@ def test_a_job_with_a_ttl_is_not_dropped_while_it_runs(engine: Engine) -> None:
     assert engine.ack(job_id, NOW + 200, token=token)
     again = engine.push("q", None, NOW + 1000, extra={"ttl": 100}, backoff_ms=0)
     _, token, _ = pull(engine, 1000, lease_ms=MINUTE)
-    engine.fail(again, NOW + 1001, token=token)  # queued again, and dropped with its time
+    engine.fail(again, NOW + 1001, token=token)
     at(engine, 1101)
-    assert engine.state(again) == "unknown"
+    assert engine.state(again) == "waiting"  # it has started in time
+    assert engine.next_due(NOW + 1101, 1101 * MS) is None
+    assert pull(engine, 5000) is not None
+
+
+@pytest.mark.parametrize("how", ["retried", "lost", "given back", "postponed", "parked"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_job_that_started_in_time_outlives_its_ttl(how: str, restarted: bool) -> None:
+    engine = Engine(SEED, tracking=True)
+    job_id = engine.push("q", None, NOW, job_id="a", extra={"ttl": 1000, **EXACT})
+    _, token, _ = pull(engine, lease_ms=500, session=1)
+    if how == "retried":
+        engine.fail(job_id, NOW, token=token)
+    elif how == "lost":
+        at(engine, 500)
+    elif how == "given back":
+        engine.close_session(1, NOW)
+    elif how == "postponed":
+        engine.move_to_delayed(job_id, 3000, NOW, token=token)
+    else:
+        engine.push("kids", None, NOW, job_id="kid", extra={"parentId": job_id}, parent_token=token)
+        assert engine.move_to_waiting_children(job_id, NOW, token=token)
+    if restarted:
+        engine = reopened(engine)
+    at(engine, 2000)
+    if how == "parked":
+        kid, _, _ = engine.pull("kids", NOW + 2000, 2000 * MS)
+        engine.ack(kid, NOW + 2000)
+    at(engine, 5000)
+    got = pull(engine, 5000)
+    assert got is not None
+    assert got[0] == job_id
+
+
+@pytest.mark.parametrize("how", ["completed", "failed", "discarded"])
+def test_who_is_started_over_has_no_ttl_any_more(engine: Engine, how: str) -> None:
+    job_id = engine.push("q", None, NOW, extra={"ttl": 1000}, attempts=1)
+    if how == "discarded":
+        engine.discard(job_id, NOW)
+    else:
+        pull(engine)
+        (engine.ack if how == "completed" else engine.fail)(job_id, NOW)
+    at(engine, MINUTE)
+    retry = engine.retry_completed if how == "completed" else engine.retry_dead
+    assert retry("q", NOW + MINUTE) == 1
+    at(engine, 2 * MINUTE)
+    assert engine.state(job_id) == "waiting"
+    assert pull(engine, 2 * MINUTE) is not None
+
+
+@pytest.mark.parametrize("by", ["time", "pull"])
+def test_a_child_that_never_started_in_time_has_failed_for_its_parent(by: str) -> None:
+    """Whatever its parent waits for, it does not wait for a job that is gone."""
+    for policy, state in (
+        ("failParentOnFailure", "failed"),
+        ("continueParentOnFailure", "waiting"),
+        ("ignoreDependencyOnFailure", "waiting"),
+        ("removeDependencyOnFailure", "waiting"),
+        (None, "waiting-children"),  # as with any failure
+    ):
+        engine = Engine(SEED)
+        engine.push("parents", None, NOW, job_id="p")
+        extra = {"ttl": 100, "parentId": "p"} | ({} if policy is None else {policy: True})
+        engine.push("q", None, NOW, job_id="c", extra=extra)
+        assert engine.state("p") == "waiting-children"
+        if by == "time":
+            at(engine, 101)
+        else:
+            assert pull(engine, 101) is None
+        engine._check()
+        assert (engine.state("c"), engine.state("p")) == ("unknown", state)
+        if policy == "failParentOnFailure":
+            assert (
+                engine.dead_letters("parents")[0][2]["error"]
+                == "Child job c failed: expired before it started"
+            )
 
 
 # --- clocks (C011) ---------------------------------------------------------------------------
