@@ -27,7 +27,7 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: $(COMPILED) setup.py pyproject.toml
 	@$(PYTHON) .ci/preflight.py
-	@echo "building in $(VENV): two minutes the first time; log in $(VENV)/build.log"
+	@echo "building in $(VENV): a few minutes the first time; log in $(VENV)/build.log"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -v -e '.[cli,test]' --config-settings editable_mode=compat \
 		> $(VENV)/build.log 2>&1 || { tail -n 40 $(VENV)/build.log; exit 1; }

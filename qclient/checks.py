@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from qcore.errors import ConfigError
 from qcore.limits import MAX_NAME_CHARS
+
+#: Beyond that not every peer has every whole number.
+MAX_WHOLE = 2**53 - 1
 
 
 def text(value: object, name: str) -> str:
@@ -22,12 +27,30 @@ def filled(value: object, name: str) -> str:
 
 
 def whole(value: object, name: str, least: int, most: int | None = None) -> int:
-    """A whole number from ``least`` on, and not beyond ``most`` if there is one."""
+    """A whole number from ``least`` to ``most``, or to what every peer can hold."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
-    if value < least or (most is not None and value > most):
-        allowed = f"at least {least}" if most is None else f"{least} to {most}"
-        raise ConfigError(f"{name} must be {allowed}, not {value}")
+    if not least <= value <= (MAX_WHOLE if most is None else most):
+        if most is not None:
+            allowed = f"{least} to {most}"
+        else:
+            allowed = f"at least {least}" if value < least else f"at most {MAX_WHOLE}"
+        # A number may have more digits than Python turns into text.
+        shown = f", not {value}" if -MAX_WHOLE <= value <= MAX_WHOLE else ""
+        raise ConfigError(f"{name} must be {allowed}{shown}")
+    return value
+
+
+def number(value: object, name: str) -> int | float:
+    """A finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        raise ConfigError(f"{name} must be at most 1.7e308 in size") from None
+    if not finite:
+        raise ConfigError(f"{name} must be finite, not {value!r}")
     return value
 
 

@@ -11,10 +11,24 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from qcore.errors import ConfigError
+from qcore.limits import MAX_TIME_MS
 
 Duration: TypeAlias = float | int | timedelta
 
 _ONE_MS = timedelta(milliseconds=1)
+
+
+def _seconds(value: object, name: str) -> float:
+    """A finite number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
+    try:
+        seconds = float(value)
+    except OverflowError:
+        raise ConfigError(f"{name} must be at most {MAX_TIME_MS // 1000} s") from None
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{name} must be finite, not {value!r}")
+    return seconds
 
 
 def to_ms(value: Duration, name: str = "duration", *, negative: bool = False) -> int:
@@ -22,18 +36,13 @@ def to_ms(value: Duration, name: str = "duration", *, negative: bool = False) ->
 
     Rounds half up; a positive value never becomes 0. ``bool`` and strings are a
     ``TypeError``; NaN, infinity and (unless ``negative``) values below zero are a
-    ``ConfigError``.
+    ``ConfigError``, and so is what is longer than any time that an engine keeps.
     """
-    if isinstance(value, timedelta):
-        seconds_ms = value / _ONE_MS
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
-    else:
-        seconds_ms = value * 1000.0
-    if not math.isfinite(seconds_ms):
-        raise ConfigError(f"{name} must be finite, not {value!r}")
+    seconds_ms = value / _ONE_MS if isinstance(value, timedelta) else _seconds(value, name) * 1000.0
     if seconds_ms < 0 and not negative:
         raise ConfigError(f"{name} must not be negative, not {value!r}")
+    if abs(seconds_ms) > MAX_TIME_MS:
+        raise ConfigError(f"{name} must be at most {MAX_TIME_MS // 1000} s, not {value!r}")
     ms = math.floor(seconds_ms + 0.5)
     if ms == 0 and seconds_ms > 0:
         return 1
@@ -42,15 +51,10 @@ def to_ms(value: Duration, name: str = "duration", *, negative: bool = False) ->
 
 def to_seconds(value: Duration, name: str = "duration") -> float:
     """Check a duration like :func:`to_ms` and return it as seconds."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, not {value!r}")
-    if value < 0:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _seconds(value, name)
+    if seconds < 0:
         raise ConfigError(f"{name} must not be negative, not {value!r}")
-    return float(value)
+    return seconds
 
 
 def instant_ms(value: datetime, name: str) -> int:

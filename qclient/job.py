@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from qclient.checks import text, whole
+from qclient.checks import flag, number, text, whole
 from qclient.codec import pack_payload
 from qclient.durations import Duration, to_ms, to_seconds, wire_number
 from qclient.values import JobState, job_state
@@ -194,11 +194,10 @@ class Job:
 
     def change_priority(self, priority: float, *, lifo: bool | None = None) -> bool:
         """Give it another place; False when it is not queued."""
-        if isinstance(priority, bool) or not isinstance(priority, (int, float)):
-            raise TypeError(f"priority must be a number, not {type(priority).__name__}")
-        number = wire_number(priority) if isinstance(priority, int) else priority
-        fields: dict[str, object] = {} if lifo is None else {"lifo": lifo}
-        return self._may_be_late("ChangePriority", priority=number, **fields)
+        checked = number(priority, "priority")
+        wire = wire_number(checked) if isinstance(checked, int) else checked
+        fields: dict[str, object] = {} if lifo is None else {"lifo": flag(lifo, "lifo")}
+        return self._may_be_late("ChangePriority", priority=wire, **fields)
 
     def update_data(self, data: Any) -> None:
         """Give a job that is not finished new data; ``StateError`` when it is."""
@@ -227,7 +226,7 @@ class Job:
     def set_progress(self, progress: float, message: str | None = None) -> None:
         """Report the progress of an active job, 0 to 100."""
         fields: dict[str, object] = {} if message is None else {"message": text(message, "message")}
-        self._client.call("Progress", {"id": self.id, "progress": progress, **fields})
+        self._client.call("Progress", {"id": self.id, "progress": number(progress, "progress"), **fields})
 
     def log(self, message: str, level: str = "info") -> None:
         """Add a line to its log."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from qclient.checks import filled, flag, group_id, text, whole
+from qclient.checks import filled, flag, group_id, number, text, whole
 from qclient.durations import Duration, delay_until_ms, instant_ms, to_ms, wire_number
 from qclient.values import Backoff, Debounce, Dedup, Group, Keep, Repeat
 from qcore.errors import ConfigError
-from qcore.limits import MAX_ATTEMPTS
+from qcore.limits import MAX_ATTEMPTS, MAX_NAME_CHARS
 
 ChildFailure: TypeAlias = Literal["fail", "remove", "ignore", "continue"]
 _CHILD_FAILURES: Final[Mapping[str, str]] = {
@@ -61,16 +60,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _number(value: object, name: str) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, not {value!r}")
-    if isinstance(value, int):
-        return wire_number(value)
-    return value
-
-
 def _duration(wire: str) -> Callable[[Any, dict[str, object]], None]:
     def put(value: Any, out: dict[str, object]) -> None:
         if value is not None:
@@ -95,7 +84,7 @@ def _put_run_at(value: Any, out: dict[str, object]) -> None:
 
 
 def _put_attempts(value: Any, out: dict[str, object]) -> None:
-    out["maxAttempts"] = MAX_ATTEMPTS if value is None else whole(value, "attempts", 1)
+    out["maxAttempts"] = MAX_ATTEMPTS if value is None else whole(value, "attempts", 1, MAX_ATTEMPTS)
 
 
 def _put_backoff(value: Any, out: dict[str, object]) -> None:
@@ -138,23 +127,32 @@ def _put_timestamp(value: Any, out: dict[str, object]) -> None:
 def _put_priority(value: Any, out: dict[str, object]) -> None:
     if "priority" in out:
         raise ConfigError("priority and the priority of the group were both given")
-    out["priority"] = _number(value, "priority")
+    checked = number(value, "priority")
+    out["priority"] = wire_number(checked) if isinstance(checked, int) else checked
+
+
+def _listed(value: Any, name: str, of: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of {of}, not {type(value).__name__}")
+    return list(value)
 
 
 def _put_tags(value: Any, out: dict[str, object]) -> None:
-    if isinstance(value, str):
-        raise TypeError("tags must be a list of strings, not one string")
-    out["tags"] = [text(tag, "tags") for tag in value]
+    tags = [text(tag, "tags") for tag in _listed(value, "tags", "strings")]
+    for tag in tags:
+        if len(tag) > MAX_NAME_CHARS:
+            raise ConfigError(f"a tag has {len(tag)} characters; at most {MAX_NAME_CHARS}")
+    out["tags"] = tags
 
 
 def _put_depends_on(value: Any, out: dict[str, object]) -> None:
-    if isinstance(value, str):
-        raise TypeError("depends_on must be a list of jobs or ids, not one string")
-    out["dependsOn"] = [text(getattr(job, "id", job), "depends_on") for job in value]
+    jobs = _listed(value, "depends_on", "jobs or ids")
+    out["dependsOn"] = [filled(getattr(job, "id", job), "depends_on") for job in jobs]
 
 
 def _put_parent(value: Any, out: dict[str, object]) -> None:
     out["parentId"] = filled(getattr(value, "id", value), "parent")
+    out["parentRequired"] = True
     # Who runs the parent may add to it, and shows so by the token of its delivery.
     token = getattr(value, "token", None)
     if token:
@@ -208,9 +206,9 @@ def _put_repeat(value: Any, out: dict[str, object]) -> None:
     out["repeat"] = value.to_wire()
 
 
-def _put_count(wire: str, name: str) -> Callable[[Any, dict[str, object]], None]:
+def _put_count(wire: str, name: str, least: int = 0) -> Callable[[Any, dict[str, object]], None]:
     def put(value: Any, out: dict[str, object]) -> None:
-        out[wire] = whole(value, name, 0)
+        out[wire] = whole(value, name, least)
 
     return put
 
@@ -248,7 +246,7 @@ _PUT: dict[str, Callable[[Any, dict[str, object]], None]] = {
     "group": _put_group,
     "repeat": _put_repeat,
     "keep_logs": _put_count("keepLogs", "keep_logs"),
-    "size_limit": _put_count("sizeLimit", "size_limit"),
+    "size_limit": _put_count("sizeLimit", "size_limit", 1),
 }
 
 OPTION_NAMES = frozenset(_PUT)
@@ -257,7 +255,8 @@ OPTION_NAMES = frozenset(_PUT)
 def to_wire(options: Mapping[str, Any]) -> dict[str, object]:
     """Check ``options`` and return them as wire fields.
 
-    An unknown name is a ``ConfigError`` with a suggestion; nothing is coerced.
+    An unknown name is a ``ConfigError`` with a suggestion; nothing is coerced. Not checked is
+    what options say together: see :func:`alone_to_wire`.
     """
     out: dict[str, object] = {}
     for name, value in options.items():
@@ -268,4 +267,20 @@ def to_wire(options: Mapping[str, Any]) -> dict[str, object]:
     return out
 
 
-__all__ = ["CHILD_FAILURE_FIELDS", "OPTION_NAMES", "ChildFailure", "JobOptions", "suggestion", "to_wire"]
+def alone_to_wire(options: Mapping[str, Any]) -> dict[str, object]:
+    """Options of a job that is added by itself, not by its place in a flow."""
+    out = to_wire(options)
+    if "on_child_failure" in options and "parentId" not in out:
+        raise ConfigError("on_child_failure needs a parent")
+    return out
+
+
+__all__ = [
+    "CHILD_FAILURE_FIELDS",
+    "OPTION_NAMES",
+    "ChildFailure",
+    "JobOptions",
+    "alone_to_wire",
+    "suggestion",
+    "to_wire",
+]

@@ -16,7 +16,7 @@ from qclient.durations import Duration, instant_ms, to_ms, wire_number
 from qclient.figures import Outcomes, WorkerInfo
 from qclient.job import Job, removed, retried
 from qclient.limits import GroupHandle, QueueLimits
-from qclient.options import JobOptions, suggestion, to_wire
+from qclient.options import JobOptions, alone_to_wire, suggestion
 from qclient.protocol import array_header, map_body, map_header
 from qclient.replies import TOO_LARGE
 from qclient.schedules import Schedules
@@ -64,6 +64,12 @@ def job_name(name: object) -> str:
     return name
 
 
+def _check_size(payload: bytes, fields: Mapping[str, object]) -> None:
+    limit = fields.get("sizeLimit")
+    if isinstance(limit, int) and len(payload) > limit:
+        raise SerializationError(f"data has {len(payload)} bytes; its size_limit is {limit}")
+
+
 class Queue(Closing):
     """A named queue of one engine.
 
@@ -93,12 +99,14 @@ class Queue(Closing):
 
         With a ``job_id`` that is alive already the existing job is meant and nothing
         is added. Raises ``ConfigError`` for an option, ``SerializationError`` for
-        data that cannot be carried; nothing was sent then.
+        data that cannot be carried; nothing was sent then. A ``parent`` that is not there is a
+        ``NotFoundError``, one that has ended a ``StateError``.
         """
-        fields = to_wire(options)
+        fields = alone_to_wire(options)
         fields["queue"] = self.name
         fields["name"] = job_name(name)
         payload = self._payload(data)
+        _check_size(payload, fields)
         reply = self.client.call(
             "PUSH", fields, (("data", payload),), repeatable="jobId" in fields, dated=True
         )
@@ -165,12 +173,13 @@ class Queue(Closing):
                 raise TypeError(f"the options of a job are a dict, not {type(options).__name__}")
         else:
             raise TypeError(f"a job is a JobSpec, a tuple or a dict, not {type(job).__name__}")
-        fields = to_wire(options)
+        fields = alone_to_wire(options)
         job_id = fields.pop("jobId", None)
         if job_id is not None:
             fields["customId"] = job_id
         fields["name"] = job_name(name)
         payload = self._payload(data)
+        _check_size(payload, fields)
         body = map_header(len(fields) + 1) + map_body(fields) + b"\xa4data" + payload
         return body, job_id is not None
 

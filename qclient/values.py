@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from qclient.checks import filled, flag, group_id, whole
+from qclient.checks import filled, flag, group_id, number, whole
 from qclient.durations import Duration, instant_ms, to_ms, to_seconds, wire_number
 from qcore.errors import ConfigError
 from qcore.limits import MAX_BACKOFF_OPTION_MS, MAX_GROUP_PRIORITY
@@ -52,11 +52,7 @@ class Backoff:
     jitter: float | None = None
 
     def __post_init__(self) -> None:
-        if self.jitter is not None and not (
-            isinstance(self.jitter, (int, float))
-            and not isinstance(self.jitter, bool)
-            and 0 <= self.jitter <= 1
-        ):
+        if self.jitter is not None and not 0 <= number(self.jitter, "backoff jitter") <= 1:
             raise ConfigError(f"backoff jitter must be a number from 0 to 1, not {self.jitter!r}")
         if self.kind not in ("fixed", "exponential"):
             raise ConfigError(f"backoff kind must be 'fixed' or 'exponential', not {self.kind!r}")
@@ -97,15 +93,16 @@ class Keep:
     age: Duration | None = None
     count: int | None = None
 
+    def __post_init__(self) -> None:
+        self.to_wire()
+
     def to_wire(self) -> dict[str, object]:
         """The map form of the ``removeOn...`` fields."""
         out: dict[str, object] = {}
         if self.age is not None:
             out["age"] = to_seconds(self.age, "age")  # the one time that the wire counts in seconds
         if self.count is not None:
-            if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 0:
-                raise ConfigError(f"count must be a whole number of jobs, not {self.count!r}")
-            out["count"] = self.count
+            out["count"] = whole(self.count, "count", 0)
         if not out:
             raise ConfigError("Keep needs age or count")
         return out
@@ -153,7 +150,7 @@ class Dedup:
     for the whole ``ttl``, whatever becomes of the job.
     """
 
-    id: str
+    id: str = field(kw_only=False)
     ttl: Duration | None = None
     extend: bool = False
     replace: bool = False
@@ -163,7 +160,9 @@ class Dedup:
         filled(self.id, "dedup id")
         if self.ttl is not None:
             to_ms(self.ttl, "dedup ttl")
-        elif self.extend or self.keep_until_expiry:
+        for name in ("extend", "replace", "keep_until_expiry"):
+            flag(getattr(self, name), f"dedup {name}")
+        if self.ttl is None and (self.extend or self.keep_until_expiry):
             raise ConfigError("dedup: extend and keep_until_expiry need a ttl")
 
     def to_wire(self) -> dict[str, object]:
@@ -185,7 +184,7 @@ class Dedup:
 class Debounce:
     """Of the adds with one ``id`` the last one counts, ``wait`` after it came."""
 
-    id: str
+    id: str = field(kw_only=False)
     wait: Duration
 
     def __post_init__(self) -> None:
@@ -201,7 +200,7 @@ class Group:
     when so many jobs of the group are queued.
     """
 
-    id: str
+    id: str = field(kw_only=False)
     priority: int = 0
     max_size: int | None = None
 
@@ -300,6 +299,8 @@ class GroupLimits:
         if self.concurrency is None and self.rate is None:
             raise ConfigError("GroupLimits needs concurrency or rate")
         if self.rate is not None:
+            if not isinstance(self.rate, RateLimit):
+                raise TypeError(f"group rate must be a RateLimit, not {type(self.rate).__name__}")
             whole(self.rate.max, "group rate", 1)
 
     def to_wire(self) -> dict[str, object]:

@@ -7,6 +7,7 @@ fault was found; ends with 1 if one was not.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tests.simulate.mutations import MUTATIONS, Mutation
 
+NEEDED = "pip install 'Cython>=3.1,<4' 'setuptools>=77'"
 ROOT = Path(__file__).parent.parent.parent
 PROBE = """
 import sys
@@ -43,13 +45,16 @@ def plant(mutation: Mutation, into: Path) -> None:
         setup = into / "setup.py"
         setup.write_text(setup.read_text().replace('"-O2"', '"-O0"'))  # built once, run for seconds
         module = mutation.file.removesuffix(".pyx").replace("/", ".")
-        subprocess.run(
+        built = subprocess.run(
             [sys.executable, "setup.py", "build_ext", "--inplace"],
             cwd=into,
             env={**os.environ, "QCORE_BUILD_ONLY": module},
-            check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        if built.returncode:
+            raise SystemExit(f"{mutation.name}: {mutation.file} cannot be built:\n{built.stdout[-2000:]}")
 
 
 def look(into: Path, first: int, seeds: int, steps: int) -> list[str] | None:
@@ -77,6 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5000, help="steps of each")
     parser.add_argument("--only", help="only faults whose name holds this text")
     options = parser.parse_args(argv)
+    missing = [name for name in ("Cython", "setuptools") if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"a build of the faults needs {' and '.join(missing)}: {NEEDED}")
     chosen = [mutation for mutation in MUTATIONS if not options.only or options.only in mutation.name]
     missed = 0
     print("| fault | file | seed | step | seen as |\n| --- | --- | ---: | ---: | --- |", flush=True)

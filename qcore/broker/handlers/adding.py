@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qcore.engine.cron import Cron, CronError, check_zone
 from qcore.engine.schedule import next_occurrence
@@ -47,6 +47,10 @@ _DEDUP = {
     "replace": "deduplicationReplace",
     "keepUntilExpiry": "deduplicationKeep",
 }
+
+
+#: queue, id or None, dependsOn, parentId or None, parentToken or None
+_Tie: TypeAlias = tuple[str, str | None, list[str], str | None, str | None]
 
 
 def keeps_none(removal: object) -> bool:
@@ -97,7 +101,7 @@ def _bad_tie(
     engine = session.broker.engine
     if not engine.tied and not any(name in options for options in jobs for name in _TIES):
         return None
-    ties: list[tuple[str, str | None, list[str], str | None, str | None]] = []
+    ties: list[_Tie] = []
     for options in jobs:
         job_id = options.get("customId")
         if (
@@ -109,7 +113,21 @@ def _bad_tie(
             continue
         depends_on = list(dict.fromkeys(options.get("dependsOn", ())))
         ties.append((queue, job_id, depends_on, options.get("parentId"), options.get("parentToken")))
-    return engine.check_links(ties)
+    bad = engine.check_links(ties)
+    return bad if bad is not None else _missing_parent(session, jobs, ties)
+
+
+def _missing_parent(session: Session, jobs: list[Fields], ties: list[_Tie]) -> tuple[int, Exception] | None:
+    """The first job that is to be refused because its parent is neither there nor comes before it."""
+    engine = session.broker.engine
+    for index, (_, job_id, _, parent_id, _) in enumerate(ties):
+        if parent_id is None or not jobs[index].get("parentRequired"):
+            continue
+        if job_id is not None and engine.state(job_id) not in ("unknown", "completed", "failed"):
+            continue  # it is there, and adding it again changes nothing
+        if engine.state(parent_id) == "unknown" and all(other[1] != parent_id for other in ties[:index]):
+            return (index, CommandError(f"Parent job not found: {parent_id}"))
+    return None
 
 
 def hold_add(answer: Answer, outcome: Added) -> None:

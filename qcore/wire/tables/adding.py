@@ -25,6 +25,7 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("childrenIds", "ids", help="jobs whose outcome this one collects"),
     Field("parentId", "text", help="the job that waits for this one; one that is not there is only kept"),
     Field("parentToken", "text", help="lock token of an active parent, which only its holder adds to"),
+    Field("parentRequired", "flag", False, help="refuse the job if its parent is not there", implied=True),
     Field("tags", "tags", help="labels"),
     Field("groupId", "group_id", help="group for fair and limited delivery"),
     Field("groupMaxSize", "group_size", help="queued jobs the group may hold"),
