@@ -269,6 +269,7 @@ class Archive:
             done = next(self._sweep, self) is self
         except StoreError as error:
             logger.warning("what is over could not be removed: %s", error)
+            self._end_trims(whole=False)
             done = True
             self.due_ms = now_ms + self._pass_ms()
         if done:
@@ -291,8 +292,9 @@ class Archive:
         engine.note_ends()
         earliest = began_ms
         first_row: int | None = None
+        capped = False
         if self._store is not None:
-            doomed = yield from self._surplus()
+            doomed, capped = yield from self._surplus()
             for page in self.pages():
                 if first_row is None:
                     first_row = page[0][0]
@@ -300,6 +302,7 @@ class Archive:
                 earliest = min(earliest, kept) if kept is not None else earliest
                 yield
             self._drop_fences(first_row)
+        self._end_trims(whole=not capped)
         self._took_ms = max(0, self._broker.wall_ms - began_ms)
         self.due_ms = self._broker.wall_ms + ARCHIVE_TURN_MS if self._again else None
         self._again = False
@@ -309,18 +312,30 @@ class Archive:
             earliest = earliest if ends is None else min(earliest, ends)
             self.due_ms = max(began_ms + self._pass_ms(), earliest + keep + 1)
 
-    def _surplus(self) -> Generator[None, None, set[int]]:
-        """Numbers of the rows of the jobs that ended first where a queue keeps only so many."""
+    def _end_trims(self, *, whole: bool) -> None:
+        """The policies that the pass began with are done; not ``whole``: they are still to be done."""
+        for name in self._engine.queue_names():
+            q = self._engine.queue(name)
+            if q is not None:
+                self._engine.end_trim(q, whole)
+
+    def _surplus(self) -> Generator[None, None, tuple[set[int], bool]]:
+        """Numbers of the rows of the jobs that ended first where a queue keeps only so many.
+
+        And whether there are more than one pass picks.
+        """
+        capped = False
         picked: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         for name in self._engine.queue_names():
             q = self._engine.queue(name)
             if q is not None and q.far_most >= 0:
-                surplus = min(q.n_completed - q.far_most, q.n_archived, MOST_PICKED)
+                surplus = min(q.n_completed - q.far_most, q.n_archived)
                 if surplus > 0:
-                    picked[q.index] = (surplus, [])
+                    picked[q.index] = (min(surplus, MOST_PICKED), [])
+                    capped = capped or surplus > MOST_PICKED
                 q.far_most = -1
         if not picked:
-            return set()
+            return set(), False
         for page in self.pages():
             for ended, _, row in rows.far(self._engine, page, None):
                 if row[1] in picked:
@@ -331,7 +346,7 @@ class Archive:
                     else:
                         heapq.heappushpop(heap, one)
             yield
-        return {-seq for _, heap in picked.values() for _, seq in heap}
+        return {-seq for _, heap in picked.values() for _, seq in heap}, capped
 
     def _drop_fences(self, first_row: int | None) -> None:
         """Forget the fences before the first row that there is."""

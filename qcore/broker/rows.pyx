@@ -15,7 +15,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.bucket cimport TokenBucket
@@ -342,6 +342,11 @@ cdef bytes _queue_state(Queue q):
         state["stall"] = q.stall_settings
     if q.floor_seq:
         state["floor"] = q.floor_seq
+    # What a policy of removal no longer keeps, for as long as the rows may be there.
+    if q.far_most_due >= 0:
+        state["most"] = [q.far_most_due, q.far_most_ms]
+    if q.far_until_ms > INT64_MIN:
+        state["until"] = q.far_until_ms
     if q.concurrency >= 0:
         state["concurrency"] = q.concurrency
     if q.rate is not None:
@@ -405,6 +410,10 @@ def restore_names(Engine engine not None, list names, list queues, int64_t now_m
                 q.floor_seq = fields.get("floor", 0)
                 # A number up to here would belong to what was obliterated.
                 engine.seq = max(engine.seq, q.floor_seq)
+                q.far_most, q.far_most_ms = fields.get("most", (-1, 0))
+                q.far_most_due = q.far_most
+                q.far_until_ms = fields.get("until", INT64_MIN)
+                engine.trims = engine.trims or q.far_most >= 0 or q.far_until_ms > INT64_MIN
                 engine.c_configure(q, fields.get("dlq", {}), fields.get("stall", {}))
                 _restore_limits(q, fields, now_ms, now_ns)
             except (ValueError, TypeError, OverflowError, KeyError):
@@ -935,6 +944,34 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
     return n, earliest
 
 
+cdef int c_check_passed(Engine engine, const RawRow *row, RecordHead *head, RecordRun *tail) except -1:
+    """Hold the row of a completed job that is passed over against its seal; it may not be restored for long.
+
+    :raises BadRow: it is not what was written
+    """
+    cdef object extra
+    cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
+    if head.version == RECORD_VERSION:
+        if not _is_sealed(row):
+            raise BadRow("the record is not what was written")
+        _check_value(row.data, row.data_n, head.data_notes, "data")
+        _check_value(row.result, row.result_n, tail.result_notes, "result")
+    else:
+        _one_value(row.data, row.data_n)
+        _one_value(row.result, row.result_n)
+        if head.parts & HAS_EXTRA:
+            try:
+                extra = msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>row.record + at, row.record_n - at),
+                                        strict_map_key=True)
+            except (ValueError, msgpack.UnpackException):
+                extra = None
+            if not isinstance(extra, dict):
+                raise BadRow("the options cannot be read")
+    if head.name >= <uint32_t>len(engine.name_texts):
+        raise BadRow(f"unknown name {head.name}")
+    return 0
+
+
 cdef struct Passed:             # a completed job that is not restored yet
     int64_t finished_ms
     int64_t seq
@@ -1056,6 +1093,7 @@ cdef class Loader:
         return 0
 
     cdef int c_refuse(self, tuple row, object error) except -1:
+        self.engine.refused.add(row[0])
         self.unreadable.append((row[0], str(error)))
         if len(self.damaged) < self.most_damaged:
             self.damaged.append((row, str(error)))
@@ -1084,6 +1122,11 @@ cdef class Loader:
             return False
         if head.flags & F_NEEDED:
             return False
+        try:
+            c_check_passed(engine, row, &head, &tail)
+        except BadRow as error:
+            self.c_refuse(row_of(row), error)
+            return True
         if row.seq > engine.seq:
             engine.seq = row.seq
         if hi > engine.ids.last_hi:
@@ -1357,6 +1400,7 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
     cdef int n = 0
     _order_finished(engine)
     engine.c_relink_all(now_ms)
+    engine.c_retrim()
     for q in engine.queue_list[1:]:
         engine.c_purge(q, q.dlq_max_entries)
         at = q.active.head

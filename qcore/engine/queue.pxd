@@ -56,6 +56,8 @@ cdef class Queue:
     # What policies of removal keep: none that ended before, and so many of all completed jobs.
     cdef public int64_t far_until_ms
     cdef public Py_ssize_t far_most             # -1 = any number
+    cdef readonly Py_ssize_t far_most_due       # of the look that goes on, or is due; as the store has it
+    cdef int64_t far_most_ms                    # of those that had ended by then
     cdef readonly Py_ssize_t n_events           # of its journal, up to the cap
     cdef readonly Meter completions, failures   # terminal outcomes by minute, over restarts
     cdef readonly Journal journal               # its events as rows; None: they are only counted

@@ -112,6 +112,7 @@ cdef class Table:
     cdef list flying            # lists of the rows deleted by cuts that are not committed
     cdef set going              # these and the first n_going of ``deleted``; None: to be gathered again
     cdef Py_ssize_t n_going
+    cdef set refused            # numbers of the rows that could not be read at the start
     cdef public int holds       # while not 0, nothing leaves memory
 
     @cython.final

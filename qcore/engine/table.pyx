@@ -156,6 +156,7 @@ cdef class Table:
         self.deleted = []
         self.new_names = []
         self.dirty_queues = []
+        self.refused = set()
         self.woken = []
         self.events = []
         self.settled = []
@@ -498,10 +499,12 @@ cdef class Table:
         return self.far_ids.c_find(self.c_hash(text, n), &cursor) != 0
 
     cdef bint c_is_going(self, int64_t seq) except -1:
-        """Whether the row with this number is deleted, but may be in the store still.
+        """Whether the row with this number is deleted or was refused, but may be in the store still.
 
         O(1) but for what was deleted since the last question.
         """
+        if self.refused and seq in self.refused:
+            return True
         if self.going is None:
             self.going = set().union(*self.flying)
             self.n_going = 0
@@ -565,6 +568,15 @@ cdef class Table:
     def committed(self):
         """See :meth:`c_committed`."""
         self.c_committed()
+
+    def end_trim(self, Queue q not None, bint whole):
+        """A look at the store for what a queue no longer keeps has ended; not ``whole``: another has to follow."""
+        if not whole and q.far_most < 0:
+            q.far_most = q.far_most_due
+        self.trims = self.trims or (not whole and (q.far_most >= 0 or q.far_until_ms > INT64_MIN))
+        if q.far_most_due != q.far_most:
+            q.far_most_due = q.far_most
+            self.c_mark_queue(q)
 
     def note_ends(self):
         """From now on :meth:`earliest_end` knows of the jobs that leave memory from now on only."""

@@ -61,6 +61,8 @@ cdef class Transitions(Capacity):
                               int *how) except? 0
     cdef uint32_t c_rare_flags(self, dict extra) except? 0
     cdef int c_trim(self, Queue q, RunList *list_, object policy, int64_t now_ms) except -1
+    cdef Py_ssize_t c_cut(self, Queue q, RunList *list_, Py_ssize_t over, int64_t oldest_ms) except -1
+    cdef int c_retrim(self) except -1
     cdef int c_let_go(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
     cdef int c_publish(self, uint32_t slot, int64_t now_ms, bint staged=*) except -1
     cdef int c_enqueue(self, Queue q, uint32_t slot, Job *job, int64_t now_ms) except -1

@@ -677,11 +677,8 @@ cdef class Transitions(Capacity):
         does not stop the others; each end removes about one, so O(1) amortised.
         """
         cdef object count = policy, age = None
-        cdef Py_ssize_t over = 0, removals = 0, skips = 0
+        cdef Py_ssize_t over = 0
         cdef int64_t oldest_ms = INT64_MIN
-        cdef uint32_t at = list_.head, slot
-        cdef Run *run
-        cdef Job *job
         if policy is None:
             return 0
         if isinstance(policy, dict):
@@ -696,9 +693,23 @@ cdef class Transitions(Capacity):
             if oldest_ms > q.far_until_ms:
                 q.far_until_ms = oldest_ms
                 self.trims = True
+                self.c_mark_queue(q)
             if count is not None and count < q.n_archived + list_.n:
                 q.far_most = count
                 self.trims = True
+                if q.far_most_due != q.far_most or q.far_most_ms != now_ms:
+                    q.far_most_due = q.far_most
+                    q.far_most_ms = now_ms
+                    self.c_mark_queue(q)
+        self.c_cut(q, list_, over, oldest_ms)
+        return 0
+
+    cdef Py_ssize_t c_cut(self, Queue q, RunList *list_, Py_ssize_t over, int64_t oldest_ms) except -1:
+        """Remove the oldest ``over`` of the finished jobs of a queue and those that ended before; how many."""
+        cdef Py_ssize_t removals = 0, skips = 0
+        cdef uint32_t at = list_.head, slot
+        cdef Run *run
+        cdef Job *job
         while at and removals < REMOVALS and skips < SKIPS:
             run = self.run_at(at)
             if over <= 0 and run.finished_ms >= oldest_ms:
@@ -715,6 +726,24 @@ cdef class Transitions(Capacity):
                 self.c_forget(slot)
             else:
                 self.c_let_go(q, slot, job, run)
+        return removals
+
+    cdef int c_retrim(self) except -1:
+        """After a start: memory has completed jobs again that only the store had when a policy ended them."""
+        cdef Queue q
+        cdef uint32_t at
+        cdef Py_ssize_t later, over
+        for q in self.queue_list[1:]:
+            later = 0
+            if q.far_most >= 0:
+                at = q.completed.tail
+                while at and self.run_at(at).finished_ms > q.far_most_ms:
+                    later += 1
+                    at = self.run_at(at).prev
+            while True:
+                over = max(0, q.completed.n - later - q.far_most) if q.far_most >= 0 else 0
+                if not self.c_cut(q, &q.completed, over, q.far_until_ms):
+                    break
         return 0
 
     cdef int c_let_go(self, Queue q, uint32_t slot, Job *job, Run *run) except -1:
@@ -1433,7 +1462,7 @@ cdef class Transitions(Capacity):
             self.n_archived -= q.n_archived
             q.n_archived = 0
             q.far_until_ms = INT64_MIN
-            q.far_most = -1
+            q.far_most = q.far_most_due = -1
             q.floor_seq = self.seq
             if q.n_staged:
                 for slot in range(1, self.jobs.fresh):

@@ -488,6 +488,72 @@ def test_policies_of_removal_reach_into_the_archive(machine: Machine, policy: ob
         talk = machine.crash()
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    ("policy", "left"), [(5, 5), (2, 2), (1, 1), ({"count": 2}, 2), ({"age": 1}, 1), (100, 9)]
+)
+@pytest.mark.parametrize("kept", [KEPT, 5, 50])
+def test_a_restart_does_not_forget_what_a_policy_no_longer_keeps(
+    machine: Machine, policy: object, left: int, clean: bool, kept: int
+) -> None:
+    """It ends before the next look at the archive; memory may have another bound then."""
+    done = machine.run("", "b", "c", "", "e", "f", "g", "h")
+    machine.run("other", "other2", "other3", "other4", queue="other")
+    age(machine, 60_000)
+    done += machine.run("", removeOnComplete=policy)
+    later = machine.run("later", "later2") if policy != 100 else []
+    if clean:
+        close_broker(machine.broker)
+    else:
+        flush(machine.broker)
+        machine.broker.store.close()
+    talk = machine.start(max_completed=kept)
+    age(machine, 60_000)
+    for _ in range(2):
+        counts = talk.good("GetJobCounts", queue="q")["counts"]
+        listed = [job["id"] for job in talk.good("GetJobs", queue="q", limit=100)["jobs"]]
+        assert counts["completed"] == len(listed)
+        # Later ones without a policy may be counted, as without a restart.
+        wanted = done[-left:] + later
+        assert listed == wanted[-len(listed) :]
+        assert left <= len(listed) <= left + len(later)
+        assert talk.good("GetJobCounts", queue="other")["counts"]["completed"] == 4
+        machine.broker.engine._check()
+        talk = machine.restart()
+
+
+def test_what_a_policy_no_longer_keeps_goes_also_when_the_look_at_it_was_cut_short(machine: Machine) -> None:
+    machine.run("", "b", "c", "", "e", "f", "g", "h")
+    machine.run("last", removeOnComplete=2)
+    machine.clock.advance(10_000)
+    for _ in range(3):
+        machine.pump()  # the look has begun
+        machine.crash()
+    age(machine, 60_000)
+    assert machine.talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 2
+    machine.crash()
+    q = machine.broker.engine.queue("q")
+    assert q is not None
+    assert q.far_most == q.far_most_due == -1, "it is done"
+
+
+def test_a_look_that_failed_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(None)
+    machine.start()
+    machine.run("", "b", "c", "", "e", "f", "g", "h")
+    machine.run("last", removeOnComplete=2)
+
+    def broken(*_: object, **__: object) -> None:
+        raise StoreFault("the disk is broken", "io")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.broker.store, "scan", broken)
+        age(machine, 10_000)
+    assert machine.talk.good("GetJobCounts", queue="q")["counts"]["completed"] > 2
+    age(machine, 8 * 3_600_000)
+    assert machine.talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 2
+
+
 def test_walks_come_one_after_the_other_and_memory_is_let_go_between_them() -> None:
     """Else listings that overlap would keep everything in memory that is completed meanwhile."""
     machine = Machine(None)

@@ -48,6 +48,10 @@ def jobs_of(broker: Broker) -> dict[str, Any]:
     return found
 
 
+#: The default bound of completed jobs in memory, and one that leaves all but one to the archive.
+BOUNDS: tuple[dict[str, int], ...] = ({}, {"max_completed": 1})
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ManualClock, dict[str, Any]]:
     """A data file with jobs of each kind, and what it holds."""
@@ -61,11 +65,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ManualClock, 
     return path, clock, found
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_changed_bit_anywhere_is_told(
     sound: tuple[Path, ManualClock, dict[str, Any]],
     seed: int,
     tmp_path: Path,
+    bound: dict[str, int],
 ) -> None:
     """At 4 times 50 places; nothing is lost, changed or run without a word (C031)."""
     path, clock, before = sound
@@ -80,7 +86,7 @@ def test_a_changed_bit_anywhere_is_told(
         where = f"byte {at}, bit {bit}"
         broker: Broker | None
         try:
-            broker = open_broker(str(file), mode="server", clock=clock, seed=bytes([1] * 16))
+            broker = open_broker(str(file), mode="server", clock=clock, seed=bytes([1] * 16), **bound)
         except StoreFault as error:
             told_kind, text = error.kind, str(error)
             broker = None
@@ -153,6 +159,68 @@ def test_a_row_that_is_set_aside_is_listed_kept_and_removed_but_not_run(tmp_path
         "j0",
         "new",
     ]
+    close_broker(broker)
+
+
+def complete(talk: Talk, *ids: str) -> None:
+    for job_id in ids:
+        talk.good("PUSH", queue="q", name="n", jobId=job_id, data="D" * 50)
+        talk.good("ACK", id=talk.good("PULL", queue="q")["job"]["id"], result="R" * 40)
+
+
+DAMAGE = {
+    "data": "data = CAST(replace(data, 'DDD', 'DXD') AS BLOB)",
+    "result": "result = CAST(replace(result, 'RRR', 'RXR') AS BLOB)",
+    "record": "record = CAST(substr(record, 1, length(record) - 2) || x'0000' AS BLOB)",
+    "cut": "record = substr(record, 1, 30)",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("room", [True, False])
+def test_a_damaged_row_of_an_archived_job_is_set_aside_and_nothing_disagrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, room: bool
+) -> None:
+    """Or is left in the file, when there is no room for it; it is counted and listed nowhere then."""
+    path = str(tmp_path / "jobs.db")
+    clock = ManualClock()
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes(16), max_completed=2)
+    complete(Talk(broker), *[f"a{n}" for n in range(6)])
+    close_broker(broker)
+    con = sqlite3.connect(path)
+    con.execute(f"UPDATE jobs SET {DAMAGE[what]} WHERE seq = 2")
+    con.commit()
+    con.close()
+    if not room:
+        monkeypatch.setattr(opening, "SET_ASIDE_ROWS", 0)
+    sound = ["a0", "a2", "a3", "a4", "a5"]
+    dead = "a1" if what in ("data", "result") else "unreadable-2"
+    for life in range(2):
+        broker = open_broker(path, mode="server", clock=clock, seed=bytes([life + 1] * 16), max_completed=2)
+        told = [2] if life == 0 or not room else []
+        assert [seq for seq, _ in broker.recovery.unreadable] == told
+        talk = Talk(broker)
+        counts = talk.good("GetJobCounts", queue="q")["counts"]
+        assert (counts["completed"], counts["failed"]) == (5, int(room))
+        listed = talk.good("GetJobs", queue="q", state="completed", limit=50)["jobs"]
+        assert [job["id"] for job in listed] == sound
+        assert [talk.good("GetState", id=job_id)["state"] for job_id in sound] == ["completed"] * 5
+        assert [entry["job"]["id"] for entry in talk.good("Dlq", queue="q")["entries"]] == [dead] * room
+        if dead == "a1":
+            assert talk.good("GetState", id="a1")["state"] == ("failed" if room else "unknown")
+        broker.engine._check()
+        close_broker(broker)
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes([9] * 16), max_completed=2)
+    talk = Talk(broker)
+    assert talk.good("Clean", queue="q", grace=0, state="completed", limit=100)["ids"] == sound
+    assert talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 0
+    if room:
+        assert talk.good("RemoveDlqJob", queue="q", jobId=dead)["data"]["removed"]
+    talk.good("PUSH", queue="q", name="n", jobId="a1", data="new")
+    broker.engine._check()
+    close_broker(broker)
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes([10] * 16), max_completed=2)
+    assert Talk(broker).good("PULL", queue="q")["job"]["data"] == "new"
     close_broker(broker)
 
 

@@ -226,12 +226,20 @@ def test_cases_c026_active_jobs_of_an_embedded_engine_come_back(home: Home) -> N
 # --- C031 ------------------------------------------------------------------------------------------
 
 
-def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("bound", [{}, {"max_completed": 1}])
+def test_cases_c031_bad_rows_do_not_stop_the_queue(
+    home: Home, caplog: pytest.LogCaptureFixture, bound: dict[str, int]
+) -> None:
     """Each is named, set aside as a dead letter with its bytes, and can be removed; everything else runs."""
-    talk = home.start()
+    talk = home.start(**bound)
     for n in range(107):
         talk.good("PUSH", queue="q", name="n", jobId=str(n), data={"n": n}, priority=int(n < 7))
     talk.good("ACK", id="6", token=_take(talk, 7)["6"], result={"r": "x" * 50})
+    for n in range(3):  # with a small bound, the damaged row is then that of an archived job
+        talk.good("PUSH", queue="done", name="n", jobId=f"done{n}")
+        assert talk.good("PULL", queue="done")["job"]["id"] == f"done{n}"
+        home.clock.advance(5)
+        talk.good("ACK", id=f"done{n}")
     for name in ("good", "bad"):
         talk.good("Cron", name=name, queue="other", schedule="0 0 1 1 *", data={})
     home.close()
@@ -250,7 +258,7 @@ def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.Lo
 
     for first in (True, False):
         caplog.clear()
-        talk = home.start()
+        talk = home.start(**bound)
         assert sorted(seq for seq, _ in home.broker.recovery.unreadable) == (seqs if first else [])
         assert len(caplog.records) <= 10, "no endless log"
         for seq in seqs if first else []:
@@ -266,7 +274,7 @@ def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.Lo
             f"unreadable-{seqs[5]}"
         ]
         home.close()
-    talk = home.start()
+    talk = home.start(**bound)
     held = _take(talk, 200)
     assert [*held] == [str(n) for n in range(7, 107)]
     for job_id, token in held.items():
@@ -275,7 +283,7 @@ def test_cases_c031_bad_rows_do_not_stop_the_queue(home: Home, caplog: pytest.Lo
     assert talk.good("PurgeDlq", queue="unreadable")["count"] == 1
     talk.good("PUSH", queue="q", name="n", jobId="0", data="again")
     home.close()
-    talk = home.start()
+    talk = home.start(**bound)
     assert home.broker.recovery.unreadable == []
     assert [*_take(talk, 9)] == ["0"]
     assert talk.good("Dlq", queue="q")["jobs"] == []
