@@ -109,6 +109,7 @@ def _list(options: argparse.Namespace, settings: BackupSettings) -> _Made:
     from qcore.backup import list_backups, open_place
 
     place = open_place(settings)
+    place.check()
     document = {"place": place.name, "backups": [asdict(backup) for backup in list_backups(place)]}
     columns = (
         Column("key", "key"),
@@ -124,6 +125,7 @@ def _status(options: argparse.Namespace, settings: BackupSettings) -> _Made:
     from qcore.backup import list_backups, open_place
 
     place = open_place(settings)
+    place.check()
     found = list_backups(place)
     newest = found[0] if found else None
     age_ms = None if newest is None else max(0, round(time.time() * 1000) - newest.created_ms)

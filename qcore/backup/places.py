@@ -60,6 +60,9 @@ class Place(Protocol):
     def work_directory(self) -> Path:
         """Where what is to be put or was got may lie meanwhile."""
 
+    def check(self) -> None:
+        """Raise BackupError when the place is not there; listing a bucket finds that out itself."""
+
     def put(self, key: str, file: Path) -> None:
         """Keep a file whole under a key; it may be gone afterwards."""
 
@@ -231,8 +234,18 @@ class Directory:
     @property
     def work_directory(self) -> Path:
         with self._faults():
-            self._path.mkdir(parents=True, exist_ok=True)
+            if not self._path.parent.is_dir():
+                raise BackupError(f"{self._path.parent} is not a directory; it must exist")
+            self._path.mkdir(exist_ok=True)
         return self._path
+
+    def check(self) -> None:
+        if not self._path.is_dir():
+            raise BackupError(
+                f"{self._path} is not there"
+                if not self._path.exists()
+                else f"{self._path} is not a directory"
+            )
 
     def put(self, key: str, file: Path) -> None:
         with self._faults():

@@ -15,9 +15,8 @@ from pathlib import Path
 from qcore.backup.making import SPARE_BYTES, check_database
 from qcore.backup.places import Backup, Place, find_backup, open_private, remove_stale, source_name, sync
 from qcore.errors import BackupError, ConfigError
-from qcore.store.sqlite import APPLICATION_ID, drop_lock, take_lock
+from qcore.store.sqlite import APPLICATION_ID, ASIDE, drop_lock, hold_file, take_lock
 
-ASIDE = ".before-restore-"
 DRAFT = ".restore-"
 _GZIP = 16 + zlib.MAX_WBITS
 _HEADER = b"SQLite format 3\0"
@@ -41,7 +40,9 @@ def restore_backup(
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a file")
     fd = take_lock(str(path))
+    held = -1
     try:
+        held = hold_file(str(path))
         if path.exists() and not force:
             raise ConfigError(f"{path} exists and would be replaced: say --yes")
         backup = find_backup(place, key, source_name(path))
@@ -56,6 +57,8 @@ def restore_backup(
     except OSError as error:
         raise BackupError(f"{error.filename or path}: {error.strerror or error}") from None
     finally:
+        if held >= 0:
+            os.close(held)
         drop_lock(str(path), fd)
 
 
@@ -131,7 +134,8 @@ def _swap(path: Path, draft: Path) -> list[Path]:
     old: list[Path] = []
     if path.exists():
         _tidy(path)
-        # A second name for the old file, so that there is a file at every moment.
+        # A second name for the old file, so that there is a file at every moment. A start
+        # that finds both after a kill takes this one away.
         old.append(path.with_name(path.name + aside))
         try:
             os.link(path, old[0])

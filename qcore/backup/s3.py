@@ -55,6 +55,9 @@ class Bucket:
                 ),
             )
 
+    def check(self) -> None:
+        pass
+
     @property
     def work_directory(self) -> Path:
         return Path(tempfile.gettempdir())

@@ -11,7 +11,7 @@ sqlite3 module does the work.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 from libc.time cimport time_t
 
@@ -37,6 +37,12 @@ cdef extern from "time.h" nogil:
         long tv_nsec
     int clock_gettime(int clock, timespec *t)
     int CLOCK_MONOTONIC
+
+cdef extern from "sys/stat.h" nogil:
+    cdef struct c_stat "stat":
+        uint64_t st_dev
+        uint64_t st_ino
+    int c_stat_of "stat"(const char *path, c_stat *found)
 
 # The part of sqlite3.h that is used; its interface is stable by promise.
 ctypedef void *Db
@@ -144,15 +150,27 @@ def available():
     return _loaded
 
 
+class _Moved(Exception):
+    """Data file or log were removed, renamed or replaced."""
+
+
 @cython.final
 cdef class _Connection:
     """A connection of its own to a file that the store has open, with its statements compiled once."""
     cdef Db db
     cdef Stmt statements[N_STATEMENTS + N_SIDE]
     cdef str path
+    cdef bytes data_name, wal_name
+    cdef const char *data_p
+    cdef const char *wal_p
+    cdef uint64_t data_dev, data_ino, wal_dev, wal_ino
 
-    def __cinit__(self, str path not None):
+    def __cinit__(self, str path not None, tuple data_key not None, tuple wal_key not None):
         cdef bytes name = os.fsencode(path)
+        self.data_name, self.wal_name = name, name + b"-wal"
+        self.data_p, self.wal_p = PyBytes_AS_STRING(self.data_name), PyBytes_AS_STRING(self.wal_name)
+        self.data_dev, self.data_ino = data_key
+        self.wal_dev, self.wal_ino = wal_key
         cdef int rc, i
         cdef bytes sql
         self.path = path
@@ -322,10 +340,22 @@ cdef class _Connection:
             raise self.fault()
         return 0
 
+    cdef bint c_in_place(self) noexcept nogil:
+        """Whether the names of data file and log still mean what is open."""
+        cdef c_stat found
+        return (c_stat_of(self.data_p, &found) == 0
+                and found.st_dev == self.data_dev and found.st_ino == self.data_ino
+                and c_stat_of(self.wal_p, &found) == 0
+                and found.st_dev == self.wal_dev and found.st_ino == self.wal_ino)
+
     cdef int c_begin(self) except -1:
         cdef int rc
+        cdef bint here
         with nogil:
-            rc = self.c_step(ST_BEGIN)
+            here = self.c_in_place()
+            rc = self.c_step(ST_BEGIN) if here else SQLITE_DONE
+        if not here:
+            raise _Moved
         if rc != SQLITE_DONE:
             raise self.fault()
         return 0
@@ -589,13 +619,17 @@ class NativeSqliteStore(SqliteStore):
         self._native = None
         super().__init__(path)
         try:
-            self._native = _Connection(self.path)
+            self._native = _Connection(self.path, self._key, self._wal_key)
         except BaseException:
             self.close()
             raise
 
     def _write(self, cut, values):
-        self._native.commit(self._changes, cut, values)
+        try:
+            self._native.commit(self._changes, cut, values)
+        except _Moved:
+            raise self._moved_fault() from None
+        self._moved = False
 
     def _pages(self):
         return RowCursor(self)
@@ -603,7 +637,10 @@ class NativeSqliteStore(SqliteStore):
     def _fold_slice(self):
         if self._native is None:        # it could not be opened, and the file is closed again
             return super()._fold_slice()
-        return self._native.fold(self._changes, sqlite.FOLD_ROWS, sqlite.FOLD_SLICE_NS, sqlite.FOLD_VALUES)
+        try:
+            return self._native.fold(self._changes, sqlite.FOLD_ROWS, sqlite.FOLD_SLICE_NS, sqlite.FOLD_VALUES)
+        except _Moved:
+            raise self._moved_fault() from None
 
     def _set(self, setting):
         self._native.run_sql("PRAGMA " + setting)

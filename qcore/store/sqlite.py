@@ -6,8 +6,9 @@ fixed, so that every statement is compiled once. Changes of rows that exist are 
 to a log of changes and folded into their tables later (see changelog.pyx). That, and the
 checkpoint of SQLite's own log, is done between commits (see :meth:`SqliteStore.maintain`).
 
-Ownership is an OS lock on ``<file>.lock``, taken before SQLite opens the file and
-dropped by the kernel with the process, so a dead owner never blocks. Other
+Ownership is an OS lock on ``<file>.lock``, which names the owner, and one on a byte of
+the file itself, which goes along when it is renamed. Both are taken before SQLite opens
+the file and dropped by the kernel with the process, so a dead owner never blocks. Other
 processes may read the file meanwhile, for a backup or a look.
 """
 
@@ -22,6 +23,7 @@ import signal
 import sqlite3
 import stat
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -53,6 +55,10 @@ CHECK_CACHE_KIB = 4_000
 BUSY_TIMEOUT_MS = 5_000
 #: So long is waited for the end of an owner that was killed.
 DYING_OWNER_S = 10.0
+#: So long is waited for one that the system does not name: it may have lost half of its locks already.
+UNKNOWN_OWNER_S = 1.0
+#: What the name of a file that was replaced by a restore goes on with.
+ASIDE = ".before-restore-"
 
 #: A payload above this lies in its own table; see schema.sql.
 INLINE_DATA_BYTES = 1024
@@ -133,6 +139,15 @@ _KINDS = {
     sqlite3.SQLITE_PERM: "readonly",
     sqlite3.SQLITE_IOERR: "io",
 }
+
+# Bytes of the data file that are locked, far behind those that SQLite locks. Those of SQLite,
+# and the second of ours, go when any descriptor of the file is closed in the process; the
+# first one, a lock of an open file description, does not. The second is for its owner's pid.
+_OWNED_BYTE = 0x5163_0000
+_NAMING_BYTE = _OWNED_BYTE + 1
+_SHARED_BYTES = (0x4000_0002, 510)  # SQLite holds these as long as a file is open
+_FLOCK = struct.Struct("hhqqi")  # type, whence, start, length, pid
+_LOCKS_FILES = sys.platform == "linux" and struct.calcsize("P") == 8
 
 _PF_EXITING = 4  # of Linux, in /proc/PID/stat
 
@@ -238,17 +253,24 @@ class SqliteStore:
         self._salt_done = 0  # frames under this salt that are in the file
         self._wal_fd = -1
         self._lock_fd = -1
+        self._data_fd = -1
         self._key: tuple[int, int] | None = None
-        self._refuse_owned()
+        self._wal_key: tuple[int, int] | None = None
+        self._moved = False
+        _refuse_owned(self.path)
         _inspect(self.path)
         self._lock_fd = take_lock(self.path)
         try:
+            self._data_fd = hold_file(self.path, write=True)
             self._con = self._open()
-            with contextlib.suppress(OSError):
-                if os.stat(self.path + "-wal").st_size:
-                    self._pages_due = 0  # left by one that was killed: it may be large already
-            found = os.stat(self.path)
+            found = os.fstat(self._data_fd)
             self._key = (found.st_dev, found.st_ino)
+            self._wal_fd = self._open_wal()
+            found = os.fstat(self._wal_fd)
+            self._wal_key = (found.st_dev, found.st_ino)
+            if found.st_size:
+                self._pages_due = 0  # left by one that was killed: it may be large already
+            self._check_place()
             with _owned_guard:
                 _owned[self._key] = self.path
         except BaseException:
@@ -256,14 +278,34 @@ class SqliteStore:
             raise
         _stores.add(self)
 
-    def _refuse_owned(self) -> None:
+    def _open_wal(self) -> int:
         try:
-            found = os.stat(self.path)
-        except OSError:
-            return
-        with _owned_guard:
-            if (found.st_dev, found.st_ino) in _owned:
-                raise EngineBusyError(f"{self.path} is already open in this process (pid {os.getpid()})")
+            return os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _system_fault(error, f"{self.path}-wal cannot be opened") from None
+
+    def _check_place(self) -> None:
+        """That the names of data file and log still mean what is open."""
+        if _key_of(self.path) != self._key or _key_of(self.path + "-wal") != self._wal_key:
+            raise self._moved_fault()
+        self._moved = False
+
+    def _moved_fault(self) -> StoreFault:
+        gone = self.path if _key_of(self.path) != self._key else self.path + "-wal"
+        if not self._moved:
+            self._moved = True
+            place = f"/proc/{os.getpid()}/fd"
+            _log.error(
+                "%s was removed, renamed or replaced while it was open; nothing is written until it has its "
+                "name again. If it was removed: stop the producers, copy %s/%d to RESCUE.db and %s/%d to "
+                "RESCUE.db-wal while this process lives, and start with RESCUE.db",
+                gone,
+                place,
+                self._data_fd,
+                place,
+                self._wal_fd,
+            )
+        return StoreFault(f"{gone} was removed, renamed or replaced while it was open", "missing")
 
     def _open(self) -> sqlite3.Connection:
         con = None
@@ -281,9 +323,12 @@ class SqliteStore:
             self._con = con
             self._settle()
         except sqlite3.Error as error:
+            fault = _fault(error, self.path)
+            if fault.kind == "corrupt":
+                fault = StoreFault(f"{fault}; {_REPAIR}{_about_log(self.path)}", "corrupt")
             if con is not None:
                 con.close()
-            raise _fault(error, self.path) from error
+            raise fault from error
         except UnicodeDecodeError:
             if con is not None:
                 con.close()
@@ -411,7 +456,9 @@ class SqliteStore:
             self._con.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if first != b"ok":
             problem = " ".join(str(first, "utf-8", "replace").split())
-            raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}", "corrupt")
+            raise StoreFault(
+                f"{self.path} is damaged: {problem}; {_REPAIR}{_about_log(self.path)}", "corrupt"
+            )
 
     def _pages(self) -> Iterator[Row]:
         first = MIN_SEQ
@@ -435,6 +482,7 @@ class SqliteStore:
             self._check_usable()
             try:
                 if self._reader is None:
+                    self._check_place()
                     self._reader = sqlite3.connect(
                         f"file:{quote(self.path)}?mode=rw",
                         uri=True,
@@ -557,6 +605,7 @@ class SqliteStore:
 
     def _write(self, cut: Cut, values: list[_Value]) -> None:
         """Write what has been staged, the other parts of the cut and large values, in one transaction."""
+        self._check_place()
         rows = Cut(packed=[self._changes.written_rows()]).unpacked()
         inserts, payloads = _split_payloads(rows.inserts)
         steps: list[_Step] = []
@@ -741,8 +790,6 @@ class SqliteStore:
         whose end is found by bisection. (SQLite puts no locks on this file, so it
         may be opened beside it.)
         """
-        if self._wal_fd < 0:
-            self._wal_fd = os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
         fd = self._wal_fd
         salt = os.pread(fd, 8, 16)
         size = os.fstat(fd).st_size
@@ -799,9 +846,7 @@ class SqliteStore:
         con = getattr(self, "_con", None)
         if con is not None:
             con.close()
-        if self._wal_fd >= 0:
-            os.close(self._wal_fd)
-            self._wal_fd = -1
+        self._close_descriptors()
         with _owned_guard:
             if self._key is not None:
                 _owned.pop(self._key, None)
@@ -837,9 +882,14 @@ class SqliteStore:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-        if self._wal_fd >= 0:
-            os.close(self._wal_fd)
-            self._wal_fd = -1
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        # That of the data file only when SQLite has closed its own: its locks go with it.
+        for fd in (self._wal_fd, self._data_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._wal_fd = self._data_fd = -1
 
 
 def _after_fork_in_child() -> None:
@@ -923,6 +973,21 @@ def _newer(path: str, version: int) -> StoreFault:
     )
 
 
+def _key_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _about_log(path: str) -> str:
+    """What to add to the news that a file is damaged: its log may be that of another one."""
+    if _size_of(path + "-wal") <= _WAL_HEADER_BYTES:
+        return ""
+    return f"; if {path}-wal is the log of another file, move it away and start again"
+
+
 def _size_of(path: str) -> int:
     try:
         return os.stat(path).st_size
@@ -962,6 +1027,7 @@ def _inspect(path: str) -> None:
         directory = os.path.dirname(path)
         if not os.path.isdir(directory):
             raise StoreFault(f"{directory} is not a directory; it must exist", "missing") from None
+        _refuse_log_alone(path, "is not there")
         return
     except OSError as error:
         raise _system_fault(error, f"{path} cannot be opened") from None
@@ -969,7 +1035,7 @@ def _inspect(path: str) -> None:
         raise StoreFault(f"{path} is a directory", "foreign")
     if not stat.S_ISREG(found.st_mode):
         raise StoreFault(f"{path} is not a regular file", "foreign")
-    if found.st_nlink > 1:
+    if found.st_nlink > 1 and not _undo_restore(path, found):
         # Lock and log lie beside a name: a second name would have its own of both.
         raise StoreFault(f"{path} has {found.st_nlink} names (hard links); it must have one", "foreign")
     try:
@@ -980,6 +1046,7 @@ def _inspect(path: str) -> None:
     if not os.access(path, os.W_OK):
         raise StoreFault(f"{path} is not writable", "readonly")
     if not head:
+        _refuse_log_alone(path, "is empty")
         return
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
         raise StoreFault(f"{path} is not a database", "foreign")
@@ -992,10 +1059,124 @@ def _inspect(path: str) -> None:
         raise _foreign(path)
 
 
-def drop_lock(path: str, fd: int) -> None:
-    """Remove ``<path>.lock``, which is ours, and let it go."""
+def _refuse_log_alone(path: str, what: str) -> None:
+    n_bytes = _size_of(path + "-wal")
+    if n_bytes > _WAL_HEADER_BYTES:
+        raise StoreFault(
+            f"{path} {what}, but its log {path}-wal has {n_bytes} bytes, which a start would throw away: "
+            "put the data file back, or restore a backup; to begin without jobs, move the log away",
+            "missing",
+        )
+
+
+def _undo_restore(path: str, found: os.stat_result) -> bool:
+    """Take the second name away that a killed restore gave to the file; whether it has one name now."""
+    directory, name = os.path.split(path)
+    with os.scandir(directory) as entries:
+        second = [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(name + ASIDE)
+            and os.path.samestat(entry.stat(follow_symlinks=False), found)
+        ]
+    if len(second) != found.st_nlink - 1:
+        return False
+    fd = take_lock(path)  # a restore that is alive goes on
+    try:
+        if not os.path.samestat(os.stat(path), found):
+            return os.stat(path).st_nlink == 1
+        for other in second:
+            for suffix in ("-wal", "-shm"):
+                if os.path.exists(other + suffix) and not os.path.exists(path + suffix):
+                    os.rename(other + suffix, path + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(other)
+        return os.stat(path).st_nlink == 1
+    except OSError as error:
+        raise _system_fault(error, f"{path}: what a killed restore left cannot be undone") from None
+    finally:
+        drop_lock(path, fd)
+
+
+def _refuse_owned(path: str) -> None:
+    key = _key_of(path)
+    with _owned_guard:
+        if key in _owned:
+            raise EngineBusyError(f"{path} is already open in this process (pid {os.getpid()})")
+
+
+def hold_file(path: str, *, write: bool = False) -> int:
+    """Lock the data file itself and return its descriptor, to be closed to let it go.
+
+    With ``write`` it is made if it is not there; else -1 is returned then. It is to be held
+    beside the lock of its name, which somebody may have removed, or the file renamed.
+
+    :raises EngineBusyError: another process holds it
+    """
+    began = time.monotonic()
+    flags = os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+    kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
+    while True:
+        _refuse_owned(path)
+        try:
+            fd = os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            if not write:
+                return -1
+            raise StoreFault(f"{path} cannot be made", "missing") from None
+        except OSError as error:
+            raise _system_fault(error, f"{path} cannot be opened") from None
+        owner = ""
+        try:
+            if _lock_file(fd, kind):
+                if _key_of(path) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino):
+                    return fd
+            else:
+                owner = _holder_of(fd)
+                waited = time.monotonic() - began
+                if not (
+                    (waited < UNKNOWN_OWNER_S and not owner) or (waited < DYING_OWNER_S and _is_dying(owner))
+                ):
+                    raise EngineBusyError(f"{path} is in use by process {owner or 'unknown'}")
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        time.sleep(0.005)
+
+
+def _lock_file(fd: int, kind: int) -> bool:
+    """Whether the lock was free; a system that has no such locks has only the one of the name."""
+    if not _LOCKS_FILES:
+        return True
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, _OWNED_BYTE, 1, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if error.errno not in (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise StoreFault(f"the data file cannot be locked: {error.strerror}", "io") from None
     with contextlib.suppress(OSError):
-        os.unlink(path + ".lock")
+        fcntl.fcntl(fd, fcntl.F_SETLK, _FLOCK.pack(kind, os.SEEK_SET, _NAMING_BYTE, 1, 0))
+    return True
+
+
+def _holder_of(fd: int) -> str:
+    """The pid of who has the file open, as far as the system tells."""
+    for start, length in ((_NAMING_BYTE, 1), _SHARED_BYTES):
+        with contextlib.suppress(OSError):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            if kind != fcntl.F_UNLCK and pid > 0:
+                return str(pid)
+    return ""
+
+
+def drop_lock(path: str, fd: int) -> None:
+    """Remove ``<path>.lock``, if it is ours, and let it go."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.stat(path + ".lock"), os.fstat(fd)):
+            os.unlink(path + ".lock")
     os.close(fd)
 
 

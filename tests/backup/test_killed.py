@@ -111,7 +111,7 @@ def whole_rows(file: Path, tmp_path: Path) -> Any:
 
 
 def test_a_restore_that_is_killed_leaves_the_old_file_or_the_new_one(
-    data: Path, place: Place, killed: Path, tmp_path: Path
+    data: Path, place: Place, killed: Path, tmp_path: Path, serve: Callable[..., Server]
 ) -> None:
     make_backup(data, place, 7)
     old, new = whole_rows(killed, tmp_path), rows(data)
@@ -122,6 +122,11 @@ def test_a_restore_that_is_killed_leaves_the_old_file_or_the_new_one(
         found = whole_rows(file, tmp_path)
         assert found in (old, new), f"{folder}: {names(folder)}"
         seen.append(found == new)
+        server = serve(file)
+        line = Line(server.port)
+        assert sum(line.call("GetJobCounts", queue="q")["counts"].values()) == len(found)
+        line.close()
+        server.kill()
         # Nobody is locked out, and what is left over does not hinder the next run.
         restore_backup(file, place, "latest", force=True)
         assert rows(file) == new

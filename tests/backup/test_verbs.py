@@ -37,13 +37,28 @@ def backup(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     return run
 
 
+def test_a_place_in_a_directory_that_is_missing(
+    backup: Callable[..., Done], data: Path, tmp_path: Path
+) -> None:
+    done = backup("now", "--data", str(data), "--to", str(tmp_path / "no" / "such"))
+    assert done.code == 1
+    assert f"{tmp_path}/no is not a directory; it must exist" in done.err
+    assert not (tmp_path / "no").exists()
+
+
 def test_now_list_status_restore(
     backup: Callable[..., Done], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QCORE_BACKUP_TO", f"file://{tmp_path}/b")
     monkeypatch.setenv("BUNQUEUE_DATA_PATH", str(data))
+    for verb in ("list", "status"):
+        done = backup(verb)
+        assert done.code == 1
+        assert f"{tmp_path}/b is not there" in done.err
+    (tmp_path / "b").mkdir()
     assert backup("list").out == f"no backup in {tmp_path}/b\n"
     assert backup("status", "--json").document["newest"] is None
+    (tmp_path / "b").rmdir()
     made = backup("now", "--json").document
     key = made["backup"]["key"]
     assert backup("create").code == 0
