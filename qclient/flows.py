@@ -67,10 +67,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class FlowNode:
-    """A job of a flow that is there, with its children."""
+    """A job of a flow that is there, with its children.
+
+    ``missing`` are ids that it waits for in vain: they are gone without having completed.
+    """
 
     job: Job
     children: tuple[FlowNode, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class _Entry:
@@ -295,7 +299,7 @@ class FlowProducer(Closing):
         """A job with its children, and theirs; None when the engine does not know it.
 
         At most ``depth`` levels below it, and ``max_children`` of each job. Children that are
-        gone are left out.
+        gone are left out; those among them that never completed are the ``missing`` of their parent.
         """
         levels = MAX_FLOW_DEPTH if depth is None else whole(depth, "depth", 0)
         if max_children is not None:
@@ -310,8 +314,18 @@ class FlowProducer(Closing):
         job = Job(self.client, raw["queue"], job_id, raw)
         if not levels:
             return FlowNode(job)
-        found = (self._read(one, levels - 1, max_children) for one in job.children_ids[:max_children])
-        return FlowNode(job, tuple(one for one in found if one is not None))
+        ids = job.children_ids[:max_children]
+        found = [self._read(one, levels - 1, max_children) for one in ids]
+        there = tuple(one for one in found if one is not None)
+        if len(there) == len(ids):
+            return FlowNode(job, there)
+        try:
+            # Of those that are gone, some completed.
+            missing = set(job.dependencies().missing)
+        except NotFoundError:
+            missing = set()
+        gone = (one for one, node in zip(ids, found, strict=True) if node is None)
+        return FlowNode(job, there, tuple(one for one in gone if one in missing))
 
     def results(self, job_ids: Iterable[str]) -> dict[str, Any]:
         """Results of completed jobs by id, None among them; jobs without a result are left out."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qclient.checks import flag, number, text, whole
 from qclient.codec import pack_payload
 from qclient.durations import Duration, to_ms, to_seconds, wire_number
-from qclient.values import JobState, job_state
+from qclient.values import Dependencies, JobState, job_state
 from qclient.waiting import wait_for_result
 from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError, WaitTimeout
 
@@ -260,6 +260,19 @@ class Job:
     def ignored_children(self) -> dict[str, str]:
         """Errors of children whose failure was ignored (``on_child_failure="ignore"``)."""
         return dict(self._client.call("GetIgnoredChildrenFailures", {"id": self.id})["values"])
+
+    def dependencies(self, limit: int | None = None) -> Dependencies:
+        """What it is tied to; of each kind at most ``limit``."""
+        fields = {} if limit is None else {"limit": whole(limit, "limit", 0)}
+        data = self._client.call("GetDependencies", {"id": self.id, **fields})["data"]
+        return Dependencies(
+            processed=dict(data["processed"]),
+            **{kind: tuple(data[kind]) for kind in ("unprocessed", "failed", "ignored", "missing")},
+        )
+
+    def dependency_counts(self) -> dict[str, int]:
+        """How many of each kind of :meth:`dependencies` there are."""
+        return dict(self._client.call("GetDependencies", {"id": self.id, "limit": 0})["data"]["counts"])
 
     def remove_child_dependency(self) -> bool:
         """Let the parent wait for this job no longer; False when it did not."""

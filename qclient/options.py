@@ -44,6 +44,7 @@ class JobOptions(TypedDict, total=False):
     stack_trace_limit: int
     tags: Iterable[str]
     depends_on: Iterable[Any]
+    allow_unknown_dependencies: bool
     parent: Any
     on_child_failure: ChildFailure
     dedup: str | Dedup
@@ -239,6 +240,7 @@ _PUT: dict[str, Callable[[Any, dict[str, object]], None]] = {
     "stack_trace_limit": _put_count("stackTraceLimit", "stack_trace_limit"),
     "tags": _put_tags,
     "depends_on": _put_depends_on,
+    "allow_unknown_dependencies": _put_flag("allowUnknownDependencies"),
     "parent": _put_parent,
     "on_child_failure": _put_on_child_failure,
     "dedup": _put_dedup,

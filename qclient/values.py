@@ -43,6 +43,21 @@ def _backoff_ms(value: Duration, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """What a job is tied to: results by id of what is completed, ids of the rest.
+
+    ``failed`` are those that failed for good, ``ignored`` those whose failure was passed over, and
+    ``missing`` those that are gone without having completed, or not added yet: the job waits for them.
+    """
+
+    processed: Mapping[str, Any]
+    unprocessed: tuple[str, ...]
+    failed: tuple[str, ...]
+    ignored: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """How long a failed attempt waits before the next; made by the two constructors."""
 

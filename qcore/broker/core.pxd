@@ -120,7 +120,7 @@ cdef class Broker:
     cdef list free_numbers
     cdef uint32_t last_number
     cdef list to_notify
-    cdef readonly bint closed, intake
+    cdef readonly bint closed, intake, parting
     cdef public object backups          # the host's: figures of the backups it makes by itself; or None
     cdef public object recovery         # what opening the store brought back
     cdef readonly Py_ssize_t unflushed_limit
@@ -161,6 +161,7 @@ cdef class Broker:
     cdef bint c_holds_events(self) noexcept
     cdef int c_answer_watch(self, Watch watch, bint completed, object result) except -1
     cdef int c_end_watch(self, Watch watch) except -1
+    cdef int c_time_out(self, object entry) except -1
     cdef bint c_commit_wanted(self) noexcept
     cdef int64_t c_retry_ns(self) noexcept
     cdef c_begin_commit(self)

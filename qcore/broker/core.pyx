@@ -738,8 +738,6 @@ cdef class Broker:
         cdef int more = self.engine.c_advance(self.now_ms, self.now_ns)
         cdef int64_t due
         cdef uint32_t number
-        cdef Wait wait
-        cdef const unsigned char *req_id
         if self.c_archive_left_ms() == 0:
             self.archive.turn()
             self.archive_asked_ms = INT64_MAX
@@ -751,19 +749,7 @@ cdef class Broker:
             for what, error in self.engine.take_faults():
                 logger.error("%s: %s", what, described(error))
         while self.ends.c_first(&due, &number) and due <= self.now_ns:
-            entry = self.waits[number]
-            if isinstance(entry, Watch):
-                self.c_end_watch(<Watch>entry)
-                self.c_answer_watch(<Watch>entry, False, None)
-                continue
-            wait = <Wait>entry
-            req_id = NULL
-            if wait.req_id is not None:
-                req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
-            self.c_end_wait(wait)
-            self.c_deliver(wait.outlet, wait.queue, wait.count, wait.lease_ms, wait.session, req_id,
-                           0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True, wait.wanted)
-            self.c_notify(wait.outlet)
+            self.c_time_out(self.waits[number])
         if self.engine.events:
             self.c_spread(self.c_holds_events())
         self.c_note()
@@ -1030,9 +1016,39 @@ cdef class Broker:
         finally:
             self.c_leave()
 
+    cdef int c_time_out(self, object entry) except -1:
+        """Answer a wait that ends without what it waited for."""
+        cdef Wait wait
+        cdef const unsigned char *req_id = NULL
+        if isinstance(entry, Watch):
+            self.c_end_watch(<Watch>entry)
+            return self.c_answer_watch(<Watch>entry, False, None)
+        wait = <Wait>entry
+        if wait.req_id is not None:
+            req_id = <const unsigned char *>PyBytes_AS_STRING(wait.req_id)
+        self.c_end_wait(wait)
+        self.c_deliver(wait.outlet, wait.queue, wait.count, wait.lease_ms, wait.session, req_id,
+                       0 if req_id == NULL else PyBytes_GET_SIZE(wait.req_id), True, wait.wanted)
+        self.c_notify(wait.outlet)
+        return 0
+
     def stop_intake(self):
         """Claim nothing more; everything else goes on. For a graceful stop."""
         self.intake = False
+
+    def part(self):
+        """Answer everybody who waits as if their time were over, and let nobody wait any more. For the end."""
+        self.c_enter()
+        try:
+            self.intake = False
+            self.parting = True
+            if self.engine.settled:
+                self.c_tell()
+            for entry in list(self.waits.values()):
+                self.c_time_out(entry)
+            self.c_note()
+        finally:
+            self.c_leave()
 
     @property
     def n_active(self):
@@ -1197,17 +1213,25 @@ cdef class Broker:
 
     def children_packed(self, Outlet outlet not None, str job_id not None):
         """The results of what a job depends on and was completed: "queue:id" -> packed result or None."""
+        cdef uint32_t slot = self.engine.c_known(job_id)
+        cdef dict extra
+        if not slot or self.engine.job_at(slot).extra == NULL:
+            return {}
+        extra = <dict>self.engine.job_at(slot).extra
+        children = [*(extra.get("childrenIds") or ()), *(extra.get("dependsOn") or ())]
+        return {f"{self.engine.c_queue_of(self.engine.job_at(self.engine.c_slot(child))).name}:{child}": value
+                for child, value in self.results_packed(outlet, children).items()}
+
+    def results_packed(self, Outlet outlet not None, list job_ids not None):
+        """The results of those that were completed, also of hidden ones: id -> packed result or None."""
         cdef Engine engine = self.engine
-        cdef uint32_t slot = engine.c_known(job_id), other
+        cdef uint32_t other
         cdef Job *job
         cdef Run *run
         cdef Writer w
         cdef Py_ssize_t size = 0
-        cdef dict extra, out = {}
-        if not slot or engine.job_at(slot).extra == NULL:
-            return out
-        extra = <dict>engine.job_at(slot).extra
-        for child in [*(extra.get("childrenIds") or ()), *(extra.get("dependsOn") or ())]:
+        cdef dict out = {}
+        for child in dict.fromkeys(job_ids):
             other = engine.c_slot(child)
             if not other:
                 continue
@@ -1223,7 +1247,7 @@ cdef class Broker:
                 if size > limits.MAX_FRAME_BYTES:
                     raise LimitError(f"The results of the children are over {limits.MAX_FRAME_BYTES} bytes")
                 value = c_packed(w.take())
-            out[f"{engine.c_queue_of(job).name}:{child}"] = value
+            out[child] = value
         return out
 
     def journal_packed(self, Outlet outlet not None, str queue not None, int64_t after, Py_ssize_t limit):

@@ -117,6 +117,7 @@ class EmbeddedEngine:
             thread.join(timeout=10)
         self._poster.close()
         try:
+            self.broker.part()
             with self._commits:
                 close_broker(self.broker)
         finally:

@@ -915,8 +915,8 @@ cdef class Session(Outlet):
                          const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms,
                          Wanted wanted) except -1:
         cdef Py_ssize_t at
-        if self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms == 0, wanted) \
-                or not timeout_ms:
+        cdef bint at_once = timeout_ms == 0 or self.broker.parting
+        if self.broker.c_deliver(self, q, count, lease_ms, owner, req_id, req_id_n, at_once, wanted) or at_once:
             return 0
         if self.c_may_wait():
             return self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms, wanted)

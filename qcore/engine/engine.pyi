@@ -62,6 +62,7 @@ class Engine(Queries):
         session: int = 0,
         wanted: Wanted | None = None,
     ) -> list[tuple[str, str | None, bytes | None]]: ...
+    def demand_ack(self, job_id: str, token: str | None) -> None: ...
     def ack(
         self,
         job_id: str,

@@ -222,6 +222,13 @@ cdef class Engine(Queries):
             self.c_finalise(hi, lo, "completed")
         return True
 
+    def demand_ack(self, str job_id not None, str token):
+        """Raise what :meth:`ack` would raise for this token. Changes nothing."""
+        cdef uint64_t hi, lo
+        cdef int verdict = self.c_judge(self.c_slot(job_id), present_token(token, &hi, &lo), hi, lo)
+        if verdict not in (MAY, LATE, ALREADY_FINAL):
+            raise refusal(verdict, job_id)
+
     def fail(self, str job_id not None, int64_t now_ms, *, str token=None, str error=None, list stack=None,
              bint unrecoverable=False, object remove=False, bint remember=False):
         """Fail an active job: retry after its backoff, or dead-letter it. False as for :meth:`ack`.

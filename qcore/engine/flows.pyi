@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from typing_extensions import disjoint_base
 
@@ -14,7 +14,9 @@ class Flows(Losses):
     @property
     def tied(self) -> bool: ...
     def owns(self, job_id: str) -> bool: ...
-    def check_links(self, jobs: Sequence[_Ties]) -> tuple[int, Exception] | None: ...
+    def check_links(
+        self, jobs: Sequence[_Ties], lenient: Container[int] = ()
+    ) -> tuple[int, Exception] | None: ...
     def begin_batch(self, jobs: Sequence[str | None]) -> None: ...
     def update_parent(
         self, child_id: str, parent_id: str, now_ms: int, *, token: str | None = None

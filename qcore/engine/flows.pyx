@@ -533,11 +533,12 @@ cdef class Flows(Losses):
         """Whether this id belongs to a job, was that of one, or is waited for."""
         return self.c_slot(job_id) != 0 or job_id in self.needed or self.c_done_as(job_id) != OPEN
 
-    def check_links(self, list jobs not None):
+    def check_links(self, list jobs not None, object lenient=()):
         """Judge the ties of jobs that are about to be added together; (place, error) of the first bad one, or None.
 
-        Each is (queue, id or None, dependsOn, parentId or None, parentToken or None). O(their
-        ties); what they are tied to is walked only where a circle is possible.
+        Each is (queue, id or None, dependsOn, parentId or None, parentToken or None); those at the
+        places in ``lenient`` may depend on ids that nobody knows yet. O(their ties); what they are tied
+        to is walked only where a circle is possible.
         """
         cdef uint32_t slot
         cdef dict fresh = {}
@@ -588,7 +589,7 @@ cdef class Flows(Losses):
                     wanted.add(other)
                     continue
                 how = self.c_done_as(other)
-                if how == OPEN and not self.c_slot(other):
+                if how == OPEN and not self.c_slot(other) and i not in lenient:
                     return (i, FlowError(f"Dependency job not found: {other}"))
                 waits = waits or how == OPEN
             if parent_id is not None and parent_id == job_id:

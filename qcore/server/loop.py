@@ -45,6 +45,8 @@ logger = logging.getLogger("qcore.server")
 ACCEPT_PAUSE_S = 0.1
 #: After an unexpected fault in what was due, it is tried again this much later.
 AGAIN_S = 1.0
+#: At the end, peers that have not taken all that is ready for them get so long to do it.
+FAREWELL_S = 1.0
 #: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
 LONGEST_SLEEP_S = 3600.0
 #: select(2) takes numbers of descriptors below this.
@@ -192,13 +194,26 @@ class Server:
                 self._release_commits()
                 with contextlib.suppress(StoreError):
                     flush(self.broker)
+            self.broker.part()
+            self._send_the_rest()
             for connection in list(self._connections):
-                connection.send()
                 # Deliveries that are still out stay with their holders, under their stored leases.
                 connection.close(release=False)
             self._connections.clear()
         finally:
             self.abandon()
+
+    def _send_the_rest(self) -> None:
+        """Write what is ready, with a moment for peers that are slow to take it."""
+        until = time.monotonic() + FAREWELL_S
+        with selectors.DefaultSelector() as selector:
+            for connection in self._connections:
+                if connection.send() and connection.unsent:
+                    selector.register(connection.sock, EVENT_WRITE, connection)
+            while selector.get_map() and (left := until - time.monotonic()) > 0 and self._stopping < 2:
+                for key, _ in selector.select(left):
+                    if not key.data.send() or not key.data.unsent:
+                        selector.unregister(key.fileobj)
 
     def abandon(self) -> None:
         """Give up what was opened, without a farewell to anybody. For a start that failed."""

@@ -348,11 +348,16 @@ def test_defect_73_a_view_of_a_buffer_is_exactly_its_own_bytes(life: Life) -> No
 
 def test_defect_76_who_waits_is_not_told_completed_when_the_engine_closes(life: Life) -> None:
     talk = life.talk
-    talk.good("PUSH", queue="q", jobId="a")
-    talk.send({"cmd": "WaitJob", "id": "a", "timeout": 600_000})
-    talk.session.close()
+    talk.good("PUSH", queue="q", jobId="a", delay=1000)
+    talk.send({"cmd": "WaitJob", "id": "a", "timeout": 600_000, "reqId": "1"})
+    talk.send({"cmd": "PULL", "queue": "q", "timeout": 60_000, "owner": "w", "reqId": "2"})
+    assert talk.replies() == []
+    life.broker.part()
     close_broker(life.broker)
-    assert all(reply.get("completed") is not True for reply in talk.replies())
+    assert talk.replies() == [
+        {"ok": True, "completed": False, "reqId": "1"},
+        {"ok": True, "job": None, "token": None, "reqId": "2"},
+    ]
 
 
 def test_defect_91_one_bad_token_costs_only_its_own_member(life: Life) -> None:

@@ -32,7 +32,16 @@ DATA = Packed(b"\x01")
 
 
 #: What the commands with flags want beside them.
-EXAMPLES = {"queue": "q", "name": "n", "id": "i", "priority": 1, "enabled": True, "jobs": [], "count": 1}
+EXAMPLES = {
+    "queue": "q",
+    "name": "n",
+    "id": "i",
+    "priority": 1,
+    "enabled": True,
+    "jobs": [],
+    "count": 1,
+    "ids": ["a"],
+}
 DEDUP_FLAGS = ("extend", "replace", "keepUntilExpiry")
 REPEAT_FLAGS = ("immediately", "continueOnFailure")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qcore.engine.cron import Cron, CronError, check_zone
@@ -113,7 +113,7 @@ def _bad_tie(
             continue
         depends_on = list(dict.fromkeys(options.get("dependsOn", ())))
         ties.append((queue, job_id, depends_on, options.get("parentId"), options.get("parentToken")))
-    bad = engine.check_links(ties)
+    bad = engine.check_links(ties, lenient(jobs))
     return bad if bad is not None else _missing_parent(session, jobs, ties)
 
 
@@ -128,6 +128,11 @@ def _missing_parent(session: Session, jobs: list[Fields], ties: list[_Tie]) -> t
         if engine.state(parent_id) == "unknown" and all(other[1] != parent_id for other in ties[:index]):
             return (index, CommandError(f"Parent job not found: {parent_id}"))
     return None
+
+
+def lenient(jobs: Iterable[Fields]) -> set[int]:
+    """Places of jobs that may depend on ids that nobody knows yet."""
+    return {index for index, options in enumerate(jobs) if options.get("allowUnknownDependencies")}
 
 
 def hold_add(answer: Answer, outcome: Added) -> None:

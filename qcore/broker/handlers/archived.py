@@ -71,6 +71,7 @@ _IDS: Mapping[str, Callable[[Fields], Iterable[str]]] = {
             "RemoveChildDependency",
             "RemoveUnprocessedChildren",
             "GetChildrenValues",
+            "GetDependencies",
             "GetFailedChildrenValues",
             "GetIgnoredChildrenFailures",
         ),
@@ -85,7 +86,7 @@ def bring(answer: Answer, cmd: str, fields: Fields) -> None:
     ids = _IDS.get(cmd)
     if ids is None or not broker.engine.n_archived:
         return
-    if cmd == "GetChildrenValues":
+    if cmd in ("GetChildrenValues", "GetDependencies"):
         broker.archive.bring_tied(fields["id"])
     else:
         broker.archive.bring(ids(fields))

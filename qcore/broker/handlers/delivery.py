@@ -86,6 +86,9 @@ def _ackb(answer: Answer, fields: Fields) -> Reply:
     for result in results:
         if isinstance(result, Packed) and len(result) > MAX_DATA_BYTES:
             raise CommandError("Job result too large (max 10MB)")
+    if fields.get("atomic"):
+        for job_id, token in zip(ids, tokens, strict=True):
+            session.broker.engine.demand_ack(job_id, token)
     ignored: list[int] = []
     refused: list[Reply] = []
     first: QError | None = None

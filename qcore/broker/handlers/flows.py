@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from qcore.broker.handlers.adding import admissible, admission, hold_add
+from qcore.broker.handlers.adding import admissible, admission, hold_add, lenient
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.errors import CommandError, FlowError
 from qcore.limits import MAX_DATA_BYTES, MAX_FLOW_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
@@ -52,7 +52,7 @@ def _pushf(answer: Answer, fields: Fields) -> Reply:
             raise FlowError(f"Flow job {node.id} already exists")
     admissible(session, [{**node.options, "durable": True} for node in nodes.values()])
     ties = [(node.queue, node.id, node.depends_on, node.parent, None) for node in nodes.values()]
-    bad = engine.check_links(ties)
+    bad = engine.check_links(ties, lenient(node.options for node in nodes.values()))
     if bad is not None:
         raise bad[1]
     outcome = session.add(None, [_planned(node, broker.wall_ms) for node in nodes.values()], staged=True)
@@ -151,7 +151,7 @@ def _check_graph(nodes: Mapping[str, _Node], known: Any) -> None:
         for other in node.depends_on:
             if other == node.id:
                 raise FlowError(f"flow job cannot depend on itself: {node.id}")
-            if other not in nodes and not known(other):
+            if other not in nodes and not known(other) and not node.options.get("allowUnknownDependencies"):
                 raise FlowError(f"flow dependency not found: {other}")
     _check_depth(nodes)
     for node in nodes.values():
@@ -290,6 +290,19 @@ def _get_children_values(answer: Answer, fields: Fields) -> Reply:
     return {"data": {"values": session.broker.children_packed(session, fields["id"])}}
 
 
+def _get_dependencies(answer: Answer, fields: Fields) -> Reply:
+    session = answer.session
+    found = session.broker.engine.dependencies(fields["id"])
+    if found is None:
+        raise CommandError("Job not found")
+    data: Reply = {kind: ids[: fields.get("limit")] for kind, ids in found.items()}
+    processed = found["processed"][: fields.get("limit")]
+    results = session.broker.results_packed(session, processed)
+    data["processed"] = {job_id: results.get(job_id) for job_id in processed}
+    data["counts"] = {kind: len(ids) for kind, ids in found.items()}
+    return {"data": data}
+
+
 def _get_failed_children_values(answer: Answer, fields: Fields) -> Reply:
     return {"values": answer.session.broker.engine.child_failures(fields["id"], "continue")}
 
@@ -305,6 +318,7 @@ HANDLERS: Mapping[str, Handler] = {
     "RemoveChildDependency": _remove_child_dependency,
     "RemoveUnprocessedChildren": _remove_unprocessed_children,
     "GetChildrenValues": _get_children_values,
+    "GetDependencies": _get_dependencies,
     "GetFailedChildrenValues": _get_failed_children_values,
     "GetIgnoredChildrenFailures": _get_ignored_children_failures,
 }

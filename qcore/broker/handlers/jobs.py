@@ -160,7 +160,7 @@ def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
     state = session.broker.engine.watch(job_id)
     if state == "removed":
         raise CommandError("Job not found")
-    if state == "failed":
+    if state == "failed" or (state == "waiting" and session.broker.parting):
         return {"completed": False}
     if state == "waiting":
         session.broker.watch(session, job_id, answer.request, fields["timeout"])

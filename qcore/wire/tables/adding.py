@@ -22,6 +22,13 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("uniqueKey", "text", help="at most one live job of the queue holds a key"),
     Field("dedup", "dedup", help="what a second job with the same key does"),
     Field("dependsOn", "ids", help="jobs that must complete first"),
+    Field(
+        "allowUnknownDependencies",
+        "flag",
+        False,
+        help="ids in dependsOn may be of jobs that are still to be added",
+        implied=True,
+    ),
     Field("childrenIds", "ids", help="jobs whose outcome this one collects"),
     Field("parentId", "text", help="the job that waits for this one; one that is not there is only kept"),
     Field("parentToken", "text", help="lock token of an active parent, which only its holder adds to"),

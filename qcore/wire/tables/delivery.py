@@ -62,6 +62,7 @@ COMMANDS: Final = (
             TOKENS,
             Field("results", "list", help="results, one an id"),
             Field("removeOnCompletes", "removals", help="as removeOnComplete of ACK or null, one an id"),
+            Field("atomic", "flag", False, help="if one is refused, none is applied", implied=True),
         ),
         ("data.ignoredIndices", "data.ignoredIds", "data.refused"),
         (*_LENGTHS, *LOCKED),

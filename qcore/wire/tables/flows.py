@@ -67,6 +67,21 @@ COMMANDS: Final = (
         "Read the results of completed children, by queue:id.",
     ),
     Command(
+        "GetDependencies",
+        (ID, Field("limit", "int", minimum=0, help="most ids of each kind; absent: all")),
+        (
+            "data.processed",
+            "data.unprocessed",
+            "data.failed",
+            "data.ignored",
+            "data.missing",
+            "data.counts",
+        ),
+        ("Job not found",),
+        "Read what a job is tied to: results by id of what is completed, ids of the rest, and how many "
+        "there are. A missing id is neither there nor known as completed.",
+    ),
+    Command(
         "GetFailedChildrenValues",
         (ID,),
         ("values",),
