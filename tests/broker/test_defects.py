@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,29 +214,79 @@ def test_defect_47_a_batch_pull_waits_as_a_single_one_does(life: Life, clock: Ma
     assert len(talk.replies()[0]["jobs"]) == 2
 
 
-def test_defect_49_large_batches_and_streams_are_linear(clock: ManualClock) -> None:
-    """Quadratic work would not end within the bound that the runner sets."""
-    broker = open_broker(clock=clock, max_completed=1_000)
-    talk = Talk(broker)
-    body = b"\x81\xa4name\xa1n" * 1_000
-    batch = b"\x83\xa3cmd\xa5PUSHB\xa5queue\xa1q\xa4jobs\xdc\x03\xe8" + body
-    stream = (struct.pack(">I", len(batch)) + batch) * 50
-    for at in range(0, len(stream), 1_000):
-        talk.session.feed(stream[at : at + 1_000])
-    assert talk.good("Count", queue="q")["count"] == 50_000 if not talk.replies() else True
-    assert Talk(broker).good("Count", queue="q")["count"] == 50_000
-    puller = Talk(broker)
-    for _ in range(50):
-        ids = [job["id"] for job in puller.good("PULLB", queue="q", count=1_000)["jobs"]]
-        puller.good("ACKB", ids=ids)
-    assert puller.good("GetJobCounts", queue="q")["counts"]["completed"] == 1_000
-    pings = frame({"cmd": "Ping"}) * 20_000
-    puller.session.feed(pings)
-    n = 0
-    while puller.session.has_output or puller.session.backlogged:
-        n += len(frames(puller.session.take()))
-        puller.session.resume()
-    assert n == 20_000
+def _cpu_s(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def _grows_by(small: Callable[[], Callable[[], object]], large: Callable[[], Callable[[], object]]) -> float:
+    """How much more processor time the large piece of work takes: the least of a few of each, in turns.
+
+    A piece is made ready by the call and done by the call of what that returns.
+    """
+    costs = [(_cpu_s(small()), _cpu_s(large())) for _ in range(3)]
+    return min(cost for _, cost in costs) / min(cost for cost, _ in costs)
+
+
+def test_defect_49_a_batch_costs_what_there_is_in_it(clock: ManualClock) -> None:
+    """1,000 jobs in one batch, against 32 batches of them; quadratic work would grow by 1,024."""
+    batch = b"\x83\xa3cmd\xa5PUSHB\xa5queue\xa1q\xa4jobs\xdc\x03\xe8" + b"\x81\xa4name\xa1n" * 1_000
+
+    def stream(batches: int) -> Callable[[], object]:
+        broker = open_broker(clock=clock, max_completed=1_000)
+        talk = Talk(broker)
+        data = (struct.pack(">I", len(batch)) + batch) * batches
+
+        def feed() -> None:
+            for at in range(0, len(data), 1_000):
+                talk.session.feed(data[at : at + 1_000])
+            assert broker.engine.counts("q", 0)["waiting"] == 1_000 * batches
+
+        return feed
+
+    assert _grows_by(lambda: stream(1), lambda: stream(32)) < 32 * 4
+
+
+@pytest.mark.parametrize("kept", [10, 1_000_000], ids=["evicted", "kept"])
+def test_defect_49_completing_costs_what_is_completed(clock: ManualClock, kept: int) -> None:
+    """Eviction of the oldest, and the lists of what is held, know nothing of how many there are."""
+
+    def completing(batches: int) -> Callable[[], object]:
+        talk = Talk(open_broker(clock=clock, max_completed=kept))
+        for _ in range(batches):
+            talk.good("PUSHB", queue="q", jobs=[{"name": "n"}] * 500)
+
+        def complete() -> None:
+            for _ in range(batches):
+                ids = [job["id"] for job in talk.good("PULLB", queue="q", count=500)["jobs"]]
+                talk.good("ACKB", ids=ids)
+            counts = talk.good("GetJobCounts", queue="q")["counts"]
+            assert counts["completed"] == min(kept, 500 * batches)
+
+        return complete
+
+    assert _grows_by(lambda: completing(1), lambda: completing(16)) < 16 * 3
+
+
+def test_defect_49_small_frames_cost_what_they_are(clock: ManualClock) -> None:
+    """50 requests of 1 KB in one piece, against 64 times as many: what was read is not copied for each."""
+
+    def pinging(n: int) -> Callable[[], object]:
+        talk = Talk(open_broker(clock=clock))
+        data = frame({"cmd": "Ping", "filler": "x" * 1_000}) * n
+
+        def ping() -> None:
+            talk.session.feed(data)
+            answered = 0
+            while talk.session.has_output or talk.session.backlogged:
+                answered += len(frames(talk.session.take()))
+                talk.session.resume()
+            assert answered == n
+
+        return ping
+
+    assert _grows_by(lambda: pinging(50), lambda: pinging(64 * 50)) < 64 * 4
 
 
 def test_defect_50_a_live_job_is_never_nowhere(clock: ManualClock) -> None:
@@ -294,46 +346,89 @@ def test_defect_53_cleaning_delayed_jobs_leaves_the_others(life: Life) -> None:
     assert states(talk, "w", "p", "d") == ["waiting", "prioritized", "unknown"]
 
 
-ROUND_TRIP: dict[str, object] = {
-    "name": "n",
-    "data": {"k": [1, None, b"\x00"]},
-    "priority": 2.5,
-    "delay": 60_000,
-    "maxAttempts": 7,
-    "backoff": {"type": "fixed", "delay": 50, "maxDelay": 70},
-    "ttl": 70_000,
-    "timeout": 1_234,
-    "stallTimeout": 4_321,
-    "tags": ["x", "y"],
-    "lifo": True,
-    "removeOnComplete": True,
-    "removeOnFail": True,
-    "durable": True,
-    "stackTraceLimit": 3,
-    "keepLogs": 4,
-    "sizeLimit": 10_000,
-}
+def _given(name: str, value: object) -> dict[str, object]:
+    """Where a job shows an option."""
+    if name == "backoff":
+        assert isinstance(value, dict)
+        return {"backoffConfig": value}
+    if name == "dedup":
+        assert isinstance(value, dict)
+        return {f"deduplication{key.capitalize()}": item for key, item in value.items()}
+    return {{"timestamp": "createdAt"}.get(name, name): value}
+
+
+#: Options that may stand beside each other.
+ROUND_TRIPS: list[dict[str, object]] = [
+    {
+        "name": "n",
+        "data": {"k": [1, None, b"\x00"]},
+        "customId": "own",
+        "priority": 2.5,
+        "delay": 60_000,
+        "maxAttempts": 7,
+        "backoff": {"type": "fixed", "delay": 50, "maxDelay": 70},
+        "ttl": 70_000,
+        "timeout": 1_234,
+        "stallTimeout": 4_321,
+        "tags": ["x", "y"],
+        "lifo": True,
+        "removeOnComplete": True,
+        "removeOnFail": True,
+        "durable": True,
+        "stackTraceLimit": 3,
+        "keepLogs": 4,
+        "sizeLimit": 10_000,
+    },
+    {
+        "backoff": {"type": "exponential", "delay": 50, "jitter": 0.5},
+        "removeOnComplete": {"age": 60, "count": 5},
+        "removeOnFail": 7,
+        "timestamp": 1_234_567_890_123,
+    },
+    {"uniqueKey": "u", "dedup": {"ttl": 900_000, "extend": True}},
+    {"uniqueKey": "v", "dedup": {"ttl": 800_000, "replace": True}},
+    {"debounceId": "d", "debounceTtl": 5_000},
+    {"groupId": "g", "priority": 4},
+    {"repeat": {"every": 60_000, "limit": 4}},
+    {"repeat": {"pattern": "5 * * * *", "tz": "Europe/Berlin"}},
+    {"dependsOn": ["first", "second"], "childrenIds": ["first"]},
+    {"parentId": "up", "failParentOnFailure": True},
+    {"parentId": "up", "removeDependencyOnFailure": True},
+    {"parentId": "up", "ignoreDependencyOnFailure": True},
+    {"parentId": "up", "continueParentOnFailure": True},
+]
+#: They say whether a job is added, and nothing of it afterwards.
+OF_THE_ADD = {"groupMaxSize", "parentToken"}
 
 
 @pytest.mark.parametrize("cmd", ["PUSH", "PUSHB"])
 def test_defect_72_no_option_is_lost_between_the_layers(life: Life, cmd: str) -> None:
     """Each option comes back as it was given, by every way in and after a restart."""
     talk = life.talk
-    if cmd == "PUSH":
-        job_id = talk.good("PUSH", queue="q", **ROUND_TRIP)["id"]
-    else:
-        (job_id,) = talk.good("PUSHB", queue="q", jobs=[ROUND_TRIP])["ids"]
+    talk.good("PUSHB", queue="q", jobs=[{"customId": i} for i in ("first", "second", "up")])
+    ids = []
+    for options in ROUND_TRIPS:
+        if cmd == "PUSH":
+            named = {"jobId" if name == "customId" else name: value for name, value in options.items()}
+            ids.append(talk.good("PUSH", queue="q", **named)["id"])
+        else:
+            ids += talk.good("PUSHB", queue="q", jobs=[options])["ids"]
+    assert len(set(ids)) == len(ROUND_TRIPS)
     for _ in range(2):
-        job = talk.good("GetJob", id=job_id)["job"]
-        for name, value in ROUND_TRIP.items():
-            if name == "backoff":
-                assert job["backoffConfig"] == value
-            elif name == "delay":
-                assert job["runAt"] - job["createdAt"] == value
-            else:
-                assert job[name] == value, name
+        for job_id, options in zip(ids, ROUND_TRIPS, strict=True):
+            job = talk.good("GetJob", id=job_id)["job"]
+            for name, value in options.items():
+                if name == "delay":
+                    assert job["runAt"] - job["createdAt"] == value
+                    continue
+                for key, item in _given(name, value).items():
+                    found = job[key]
+                    if name == "repeat":
+                        found = {inner: found.get(inner) for inner in value}  # type: ignore[attr-defined]
+                    assert found == item, (name, key)
         talk = life.crash()
-    assert {field.name for field in JOB_OPTIONS} >= set(ROUND_TRIP)
+    tried = {name for options in ROUND_TRIPS for name in options}
+    assert tried | OF_THE_ADD == {field.name for field in JOB_OPTIONS}
 
 
 def test_defect_73_a_view_of_a_buffer_is_exactly_its_own_bytes(life: Life) -> None:
@@ -415,15 +510,23 @@ def test_defect_96_who_waits_for_a_job_that_fails_or_has_ended_is_answered_at_on
 
 
 def test_defect_97_delayed_jobs_of_higher_priority_are_not_stepped_over(clock: ManualClock) -> None:
-    broker = open_broker(clock=clock)
-    talk = Talk(broker)
-    for _ in range(20):
-        talk.good("PUSHB", queue="q", jobs=[{"priority": 9, "delay": 60_000}] * 1_000)
-    talk.good("PUSHB", queue="q", jobs=[{"customId": str(i)} for i in range(1_000)])
-    got = [talk.good("PULL", queue="q")["job"]["id"] for _ in range(1_000)]
-    assert got == [str(i) for i in range(1_000)]
-    assert broker.engine.queue("q") is not None
-    assert broker.engine.counts("q", clock.now_ms())["delayed"] == 20_000
+    """300 pulls cost the same behind 100 delayed jobs and behind 64 times as many."""
+
+    def pulling(batches: int) -> Callable[[], object]:
+        broker = open_broker(clock=clock)
+        talk = Talk(broker)
+        for _ in range(batches):
+            talk.good("PUSHB", queue="q", jobs=[{"priority": 9, "delay": 60_000}] * 100)
+        talk.good("PUSHB", queue="q", jobs=[{"customId": str(i)} for i in range(300)])
+
+        def pull() -> None:
+            got = [talk.good("PULL", queue="q")["job"]["id"] for _ in range(300)]
+            assert got == [str(i) for i in range(300)]
+            assert broker.engine.counts("q", clock.now_ms())["delayed"] == 100 * batches
+
+        return pull
+
+    assert _grows_by(lambda: pulling(1), lambda: pulling(64)) < 4
 
 
 def test_invariant_07_a_refused_command_has_no_effect(life: Life) -> None:

@@ -56,6 +56,27 @@ def state(talk: Talk, job_id: str) -> str:
     return str(talk.good("GetState", id=job_id)["state"])
 
 
+def test_invariant_31_a_result_is_read_as_long_as_its_parent_may(machine: Machine) -> None:
+    """Its job was removed with its completion, and the reader starts over after restarts."""
+    talk = machine.start()
+    talk.good("PUSHF", jobs=tree(2, removeOnComplete=True))
+    for n in range(2):
+        talk.good("PULL", queue="kids")
+        talk.good("ACK", id=f"k{n}", result={"made": n})
+    for _ in range(3):
+        flush(machine.broker)
+        talk = machine.start()
+        assert state(talk, "k0") == "unknown"
+        talk.good("PULL", queue="top")
+        values = talk.good("GetChildrenValues", id="p")["data"]["values"]
+        assert values == {"kids:k0": {"made": 0}, "kids:k1": {"made": 1}}
+        talk.good("MoveToWait", id="p")
+    talk.good("PULL", queue="top")
+    talk.good("ACK", id="p")
+    assert len(machine.broker.engine) == 1
+    assert talk.good("GetChildrenValues", id="p")["data"]["values"] == {}
+
+
 def test_defect_59_invariant_32_nothing_of_a_flow_is_there_before_its_commit(machine: Machine) -> None:
     talk, other = machine.start(), Talk(machine.broker)
     talk.send({"cmd": "PUSHF", "jobs": tree()})

@@ -478,7 +478,7 @@ def test_c025_a_removed_job_gets_nothing_new_and_its_id_and_key_are_free(
     talk: Talk, store: MemoryStore
 ) -> None:
     job = {"queue": "q", "name": "n", "jobId": "X", "uniqueKey": "k"}
-    for round_ in range(50):
+    for round_ in range(1_000):
         talk.good("PUSH", data=round_, **job)
         got = talk.good("PULL", queue="q", owner="w")
         assert got["job"]["data"] == round_
@@ -496,7 +496,8 @@ def test_c025_a_removed_job_gets_nothing_new_and_its_id_and_key_are_free(
             assert "not found" in talk.refused(cmd, id="X", **fields)
         assert talk.good("GetLogs", id="X")["data"]["count"] == 0
         assert owner(talk) is None
-        talk.broker.engine._check()
+        if round_ % 50 == 0:
+            talk.broker.engine._check()
     commit_all(talk)
     assert left(store) == (0, 0)
     talk.good("PUSH", **job)

@@ -136,15 +136,15 @@ def test_cases_c003_a_stale_holder_cannot_act_beside_the_new_one(machine: Machin
 def test_cases_c003_an_answer_that_races_the_end_of_its_lease_ends_the_job_once(machine: Machine) -> None:
     talk = machine.start()
     dice = random.Random(3)
-    for _ in range(300):
+    for _ in range(1_000):
         job_id = talk.good("PUSH", queue="q", name="n")["id"]
         token = talk.good("PULL", queue="q", owner="a", lockTtl=5)["token"]
         machine.advance(dice.randrange(8))
         talk.good("ACK", id=job_id, token=token)
         assert talk.refused("ACK", id=job_id, token=token)
         assert state(talk, job_id) == "completed"
-    assert talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 300
-    assert machine.broker.engine.queue("q").total_completed == 300
+    assert talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 1_000
+    assert machine.broker.engine.queue("q").total_completed == 1_000
 
 
 # --- C005 ------------------------------------------------------------------------------------

@@ -141,6 +141,9 @@ def test_dashboards_show_each_queue(broker: Broker, talk: Talk) -> None:
 def test_defect_51_counts_have_one_meaning(broker: Broker, talk: Talk) -> None:
     """Lists, counts, dashboards and the text for Prometheus say the same, paused or not."""
     some_jobs(talk)
+    talk.good("PUSHB", queue="q", jobs=[{"priority": 1}] * 4)
+    talk.good("PUSHB", queue="q", jobs=[{"delay": 50}] * 119)
+    talk.good("PUSHB", queue="q", jobs=[{"dependsOn": ["w11"]}] * 105)
     for paused in (False, True):
         if paused:
             talk.good("Pause", queue="q")
@@ -148,12 +151,21 @@ def test_defect_51_counts_have_one_meaning(broker: Broker, talk: Talk) -> None:
         assert counts == {
             k: v for k, v in talk.good("DashboardQueue", queue="q")["data"]["counts"].items() if k in counts
         }
-        assert sum(counts.values()) == 14
-        for state in ("waiting", "delayed", "active", "failed", "completed", "paused"):
+        assert counts == {
+            "waiting": 0 if paused else 10,
+            "prioritized": 0 if paused else 4,
+            "delayed": 120,
+            "active": 1,
+            "failed": 1,
+            "completed": 1,
+            "paused": 14 if paused else 0,
+            "waiting-children": 105,
+        }
+        for state in counts:
             listed = talk.good("GetJobs", queue="q", state=state, limit=1000)["jobs"]
-            assert len(listed) == counts[state], state
+            assert len({job["id"] for job in listed}) == len(listed) == counts[state], state
         text = talk.good("Prometheus")["data"]["metrics"]
-        for name, n in (("waiting", 10), ("delayed", 1), ("active", 1), ("retained", 1), ("dlq", 1)):
+        for name, n in (("waiting", 14), ("delayed", 120), ("active", 1), ("retained", 1), ("dlq", 1)):
             assert f"bunqueue_jobs_{name} {n}.0\n" in text
             assert f'bunqueue_queue_jobs_{name}{{queue="q"}} {n}.0\n' in text
 

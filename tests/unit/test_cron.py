@@ -217,7 +217,8 @@ def test_both_changes_of_several_zones(
     minutes = data.draw(st.sets(st.sampled_from([0, 1, 15, 20, 29, 30, 31, 45, 59]), min_size=1, max_size=3))
     hours = data.draw(st.none() | st.sets(st.sampled_from([22, 23, 0, 1, 2, 3, 4]), min_size=1, max_size=3))
     start = moment - before * MINUTE
-    expected = walk(minutes, hours, zone, start, 14 * 60)
+    # From earlier on, since a local time may have been there first before the start.
+    expected = walk(minutes, hours, zone, start - 120 * MINUTE, 16 * 60)
     fields = ",".join(map(str, sorted(minutes))), "*" if hours is None else ",".join(map(str, sorted(hours)))
     after = int((start - EPOCH).total_seconds() * 1000)
     cron = Cron(f"{fields[0]} {fields[1]} * * *", zone)
@@ -226,8 +227,7 @@ def test_both_changes_of_several_zones(
     while at is not None and at < after + 14 * 60 * 60_000:
         got.append(at)
         at = cron.next_ms(at)
-    # The walk sees a local time that was first there before it began.
-    assert got == [at for at in expected if at in got or at - after > 3_600_000]
+    assert got == [at for at in expected if at >= after]
     # An answer depends on the instant alone, not on the answers before it.
     probe = after + data.draw(st.integers(0, 14 * 60 - 1)) * 60_000 + 17
     assert Cron(f"{fields[0]} {fields[1]} * * *", zone).next_ms(probe) == next(

@@ -259,6 +259,44 @@ def test_c016_a_key_belongs_to_one_job_whatever_becomes_of_an_earlier_one() -> N
     engine._check()
 
 
+def test_defect_37_a_cleanup_touches_no_key_of_an_active_job_and_none_that_is_kept() -> None:
+    """Nothing is left of the queues but an active holder and a key that outlives its job."""
+    engine = Engine(SEED)
+    holder = keyed(engine)
+    others = [keyed(engine, key=f"k{n}") for n in range(3)]
+    engine.pull("q", NOW, 0, lease_ms=HOUR)
+    assert engine.drain("q") == len(others)
+    gone = keyed(engine, queue="kept", extra=ttl(HOUR, deduplicationKeep=True))
+    engine.remove(gone)
+    for minute in range(1, 30):
+        ms = NOW + minute * 60_000
+        ns = minute * 60_000_000_000
+        while engine.advance(ms, ns):
+            pass
+        engine._check()
+        assert engine.key_owner("q", "k", ms) == holder == keyed(engine, ms)
+        assert keyed(engine, ms, queue="kept") == gone
+    while engine.advance(NOW + HOUR, HOUR * 1_000_000):
+        pass
+    assert engine.key_owner("kept", "k", NOW + HOUR) is None
+
+
+def test_defect_41_custom_ids_of_live_jobs_are_never_pushed_out() -> None:
+    """Beside many more ids of finished jobs than are remembered."""
+    engine = Engine(SEED, max_completed=10)
+    live = [engine.push("q", None, NOW, job_id=f"live{n}", delay_ms=HOUR) for n in range(3000)]
+    active = engine.push("a", None, NOW, job_id="active")
+    engine.pull("a", NOW, 0)
+    for n in range(3000):
+        engine.push("b", None, NOW, job_id=f"done{n}")
+        engine.pull("b", NOW, 0)
+        engine.ack(f"done{n}", NOW)
+    assert [engine.push("q", b"\x01", NOW, job_id=job_id) for job_id in (*live, active)] == [*live, active]
+    assert engine.data(live[0]) is None
+    assert len(engine) == 3000 + 1 + 10
+    assert engine.state(active) == "active"
+
+
 def test_defect_37_41_keys_of_live_jobs_are_never_pushed_out() -> None:
     engine = Engine(SEED)
     holders = [keyed(engine, key=f"k{n}") for n in range(3000)]
