@@ -398,7 +398,7 @@ ROUND_TRIPS: list[dict[str, object]] = [
     {"parentId": "up", "continueParentOnFailure": True},
 ]
 #: They say whether a job is added, and nothing of it afterwards.
-OF_THE_ADD = {"groupMaxSize", "parentToken"}
+OF_THE_ADD = {"groupMaxSize", "parentToken", "parentRequired", "allowUnknownDependencies"}
 
 
 @pytest.mark.parametrize("cmd", ["PUSH", "PUSHB"])
