@@ -257,6 +257,7 @@ class SqliteStore:
         self._key: tuple[int, int] | None = None
         self._wal_key: tuple[int, int] | None = None
         self._moved = False
+        self._damaged = False
         _refuse_owned(self.path)
         _inspect(self.path)
         self._lock_fd = take_lock(self.path)
@@ -327,7 +328,8 @@ class SqliteStore:
             if fault.kind == "corrupt":
                 fault = StoreFault(f"{fault}; {_REPAIR}{_about_log(self.path)}", "corrupt")
             if con is not None:
-                con.close()
+                with self._keeping_log(fault.kind == "corrupt"):
+                    con.close()
             raise fault from error
         except UnicodeDecodeError:
             if con is not None:
@@ -455,6 +457,7 @@ class SqliteStore:
         finally:
             self._con.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if first != b"ok":
+            self._damaged = True
             problem = " ".join(str(first, "utf-8", "replace").split())
             raise StoreFault(
                 f"{self.path} is damaged: {problem}; {_REPAIR}{_about_log(self.path)}", "corrupt"
@@ -830,6 +833,10 @@ class SqliteStore:
             self._closed = True
             if self._forked:
                 return
+            if self._damaged:
+                with self._keeping_log(True):
+                    self._release()
+                return
             with contextlib.suppress(sqlite3.Error, StoreError, MemoryError):
                 self._settle_doubt()
                 self._fold_all()
@@ -837,6 +844,22 @@ class SqliteStore:
                 self._con.execute("PRAGMA busy_timeout = 0")
                 self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._release()
+
+    @contextlib.contextmanager
+    def _keeping_log(self, damaged: bool) -> Iterator[None]:
+        """While the other connections are closed, keep SQLite from moving the log into a damaged file.
+
+        The last one to leave does that, unless it may only read. The log may be that of another file.
+        """
+        if not damaged or _size_of(self.path + "-wal") <= _WAL_HEADER_BYTES:
+            yield
+            return
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(self.path)}?mode=ro", uri=True, check_same_thread=False)
+        ) as last:
+            with contextlib.suppress(sqlite3.Error):
+                last.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            yield
 
     def _release(self) -> None:
         with self._read_lock:

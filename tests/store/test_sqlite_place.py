@@ -138,7 +138,9 @@ def test_a_log_without_its_file_is_not_thrown_away(
     store.close()
 
 
-def test_the_log_of_another_file_is_named(db: Path, start_child: Any, adds: Callable[..., Cut]) -> None:
+def test_the_log_of_another_file_is_named_and_does_no_harm(
+    db: Path, start_child: Any, rows_of: Rows, adds: Callable[..., Cut]
+) -> None:
     store = SqliteStore(db)
     store.commit(adds(1, 500))
     store.close()
@@ -147,8 +149,38 @@ def test_the_log_of_another_file_is_named(db: Path, start_child: Any, adds: Call
     assert child.stdout.readline() == "open\n"
     child.kill()
     child.wait()
-    os.rename(f"{other}-wal", f"{db}-wal")
+    wal = Path(f"{db}-wal")
+    os.rename(f"{other}-wal", wal)
+    before = db.read_bytes(), wal.read_bytes()
     with pytest.raises(StoreFault) as caught:
         SqliteStore(db)
     assert caught.value.kind == "corrupt"
-    assert f"if {db}-wal is the log of another file" in str(caught.value)
+    assert f"if {wal} is the log of another file" in str(caught.value)
+    assert (db.read_bytes(), wal.read_bytes()) == before
+    wal.rename(db.with_name("away"))
+    store = SqliteStore(db)
+    assert len(rows_of(store)) == 500
+    store.close()
+
+
+def test_pages_that_are_found_damaged_late_leave_the_log_alone(
+    db: Path, start_child: Any, rows_of: Rows, adds: Callable[..., Cut]
+) -> None:
+    store = SqliteStore(db)
+    store.commit(adds(1, 500))
+    store.close()
+    child = start_child(OWNER.replace("[1, 1,", "[1000, 1,"), db)
+    assert child.stdout.readline() == "open\n"
+    child.kill()
+    child.wait()
+    content = bytearray(db.read_bytes())
+    leaves = [at for at in range(0, len(content), 4096) if b"d" * 600 in content[at : at + 4096]]
+    content[leaves[5] : leaves[5] + 4096] = b"\xa5" * 4096
+    db.write_bytes(content)
+    log = Path(f"{db}-wal").read_bytes()
+    store = SqliteStore(db)
+    with pytest.raises(StoreFault, match=f"is damaged: .* if {db}-wal is the log of another"):
+        rows_of(store)
+    store.close()
+    assert db.read_bytes() == content
+    assert Path(f"{db}-wal").read_bytes() == log
