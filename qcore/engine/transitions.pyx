@@ -292,7 +292,7 @@ cdef class Transitions(Capacity):
             ends[i] += ends[i - 1]
         try:
             # Not from the heap, where the lists themselves would come to lie behind it and keep it.
-            memory = mmap(-1, max(1, 2 * n * sizeof(SkipEntry)))
+            memory = mmap(-1, max(1, <Py_ssize_t>(2 * n * sizeof(SkipEntry))))
             PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
             try:
                 entries = <SkipEntry *>view.buf
