@@ -984,6 +984,14 @@ cdef inline bint c_ended_before(const Passed *x, const Passed *y) noexcept nogil
     return x.finished_ms < y.finished_ms or (x.finished_ms == y.finished_ms and x.seq < y.seq)
 
 
+cdef int _between_pages() except -1:
+    """Let in what waits for the end of a page: an interrupt, and other threads."""
+    PyErr_CheckSignals()
+    with nogil:
+        pass
+    return 0
+
+
 @cython.final
 cdef class Loader:
     """Restores all rows of a store, which come in order of seq, before any command.
@@ -1039,10 +1047,7 @@ cdef class Loader:
                         self.c_load(&raw)
             finally:
                 cursor.c_end()
-            # Other threads, and an interrupt, have waited for this page.
-            PyErr_CheckSignals()
-            with nogil:
-                pass
+            _between_pages()
 
     def load_rest(self, found not None, store not None):
         """Restore the newest of those that were passed over; ``found`` is what they were loaded from."""
@@ -1066,9 +1071,7 @@ cdef class Loader:
                         self.c_load(&raw)
             finally:
                 cursor.c_end()
-            PyErr_CheckSignals()
-            with nogil:
-                pass
+            _between_pages()
 
     def line_up(self):
         """Give the ready jobs their places in line, once all rows are there."""
