@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from qcore.wire.packing import pack, unpack, unpack_frame
+from qcore.errors import SerializationError
+from qcore.wire.packing import Unreadable, pack, unpack, unpack_frame
 
-__all__ = ["NIL", "Encoded", "pack_payload", "unpack_frame", "unpack_payload"]
+__all__ = ["NIL", "Encoded", "Unreadable", "pack_payload", "readable", "unpack_frame", "unpack_payload"]
 
 
 class Encoded:
@@ -36,3 +37,10 @@ def pack_payload(value: Any, *, typed: bool = False, int64: bool = True) -> byte
 def unpack_payload(data: Any) -> Any:
     """Unpack what :func:`pack_payload` or another client packed."""
     return unpack(data, int_keys=True)
+
+
+def readable(value: Any) -> Any:
+    """A payload of a reply for whoever asked for it; ``SerializationError`` when it cannot be read here."""
+    if type(value) is Unreadable:
+        raise SerializationError(f"the value cannot be read here: {value.why}")
+    return value

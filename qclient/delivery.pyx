@@ -18,7 +18,7 @@ import threading
 import time
 from contextvars import ContextVar
 
-from qclient.codec import unpack_frame, unpack_payload
+from qclient.codec import readable, unpack_frame, unpack_payload
 from qcore.errors import JobCancelled, ProtocolError
 
 BUFFERED = D_BUFFERED
@@ -54,7 +54,7 @@ cdef class JobContext:
     def raw(self):
         """Every field as the engine sent it, times in milliseconds."""
         if self.fields is None:
-            self.fields = unpack_frame(self.packed)
+            self.fields = unpack_frame(self.packed, part=True)
         return self.fields
 
     @property
@@ -142,7 +142,8 @@ cdef class JobContext:
 
         Waits for the reply: in a coroutine, ``await asyncio.to_thread(job.children_values)``.
         """
-        return dict(self.control.ask("GetChildrenValues", {"id": self.id})["data"]["values"])
+        values = self.control.ask("GetChildrenValues", {"id": self.id})["data"]["values"]
+        return {child: readable(value) for child, value in values.items()}
 
     def failed_children(self):
         """Errors of children whose failure let this job go on. Waits for the reply."""
@@ -320,7 +321,7 @@ def read_reply(bytes frames not None, Py_ssize_t at, Py_ssize_t end, object cont
             pos = c_skip_frame(p, start, end, &notes)
             if pos < 0:
                 bad()
-            reply[key] = unpack_frame(PyBytes_FromStringAndSize(<const char *> p + start, pos - start))
+            reply[key] = unpack_frame(PyBytes_FromStringAndSize(<const char *> p + start, pos - start), part=True)
     if pos != end:
         bad()
     return reply

@@ -64,7 +64,7 @@ class Active(Event):
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """It is done."""
+    """It is done; ``returnvalue`` is an ``Unreadable`` when the result has no counterpart here."""
 
     type: ClassVar[str] = "completed"
     returnvalue: Any = None

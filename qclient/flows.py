@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from qclient.checks import filled, whole
 from qclient.client import Client
 from qclient.closing import Closing
-from qclient.codec import pack_payload
+from qclient.codec import pack_payload, readable
 from qclient.job import Job
 from qclient.options import CHILD_FAILURE_FIELDS, JobOptions, to_wire
 from qclient.protocol import array_header, map_body, map_header
@@ -333,7 +333,7 @@ class FlowProducer(Closing):
         for job_id in job_ids:
             reply = self.client.call("GetResult", {"id": filled(job_id, "job_id")})
             if "result" in reply:
-                out[job_id] = reply["result"]
+                out[job_id] = readable(reply["result"])
         return out
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from qclient.checks import flag, number, text, whole
-from qclient.codec import pack_payload
+from qclient.codec import pack_payload, readable
 from qclient.durations import Duration, to_ms, to_seconds, wire_number
 from qclient.values import Dependencies, JobState, job_state
 from qclient.waiting import wait_for_result
@@ -88,7 +88,8 @@ class Job:
 
     @property
     def data(self) -> Any:
-        return self.raw.get("data")
+        """What it was added with; ``SerializationError`` when that has no counterpart here."""
+        return readable(self.raw.get("data"))
 
     @property
     def priority(self) -> float:
@@ -109,7 +110,8 @@ class Job:
 
     @property
     def returnvalue(self) -> Any:
-        return self.raw.get("returnvalue")
+        """What it returned; ``SerializationError`` when that has no counterpart here."""
+        return readable(self.raw.get("returnvalue"))
 
     @property
     def failed_reason(self) -> str | None:
@@ -251,7 +253,8 @@ class Job:
 
     def children_values(self) -> dict[str, Any]:
         """Results of the children that have completed, by ``"queue:id"``."""
-        return dict(self._client.call("GetChildrenValues", {"id": self.id})["data"]["values"])
+        values = self._client.call("GetChildrenValues", {"id": self.id})["data"]["values"]
+        return {child: readable(value) for child, value in values.items()}
 
     def failed_children(self) -> dict[str, str]:
         """Errors of children whose failure let this job go on (``on_child_failure="continue"``)."""
@@ -266,7 +269,7 @@ class Job:
         fields = {} if limit is None else {"limit": whole(limit, "limit", 0)}
         data = self._client.call("GetDependencies", {"id": self.id, **fields})["data"]
         return Dependencies(
-            processed=dict(data["processed"]),
+            processed={child: readable(value) for child, value in data["processed"].items()},
             **{kind: tuple(data[kind]) for kind in ("unprocessed", "failed", "ignored", "missing")},
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 from qclient.checks import filled, flag, text, whole
 from qclient.client import Client
 from qclient.closing import Closing
-from qclient.codec import NIL, pack_payload
+from qclient.codec import NIL, pack_payload, readable
 from qclient.deadletters import DeadLetters, Stalls, UniqueKeys
 from qclient.durations import Duration, instant_ms, to_ms, wire_number
 from qclient.figures import Outcomes, WorkerInfo
@@ -217,7 +217,7 @@ class Queue(Closing):
         reply = self.client.call("GetResult", {"id": job_id})
         if "result" not in reply or reply["result"] is None:
             self.state(job_id)
-        return reply.get("result")
+        return readable(reply.get("result"))
 
     def progress(self, job_id: str) -> float:
         """Progress of one job, 0 to 100."""

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from qclient.client import COMMAND_TIMEOUT_S, Client
+from qclient.codec import readable
 from qcore.errors import CommandError, JobFailedError, JobLostError, NotFoundError, WaitTimeout
 
 # An engine that answers a wait only at its end tells of a failure late: the
@@ -47,10 +48,10 @@ def wait_for_result(client: Client, job_id: str, timeout: float | None) -> Any:
                 can_wait = False
             else:
                 if reply.get("completed") is True:
-                    return reply.get("result")
+                    return readable(reply.get("result"))
         state = client.call("GetState", {"id": job_id}).get("state")
         if state == "completed":
-            return client.call("GetResult", {"id": job_id}).get("result")
+            return readable(client.call("GetResult", {"id": job_id}).get("result"))
         if state == "failed":
             raise failure(client, job_id)
         if state == "unknown":

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, TypeAlias
 
+from qclient.codec import Unreadable
+
 Reply: TypeAlias = Mapping[str, Any]
 
 
@@ -111,6 +113,8 @@ def jsonable(value: object) -> Any:
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, Unreadable):
+        return {"unreadable": value.why}
     if hasattr(value, "tolist"):  # arrays
         return jsonable(value.tolist())
     return str(value)

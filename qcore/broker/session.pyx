@@ -27,7 +27,7 @@ from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.engine.keys cimport KEY_FREE, KEY_PASSED, KEY_REPLACED, key_of
 from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
-from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_str
+from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_skip_given, c_str
 from qcore.wire.writer cimport Writer
 
 from collections import namedtuple
@@ -649,7 +649,7 @@ cdef class Session(Outlet):
             if pos < 0:
                 return DECLINED
             notes = 0
-            after = c_skip(p, pos, n, &notes)
+            after = c_skip_given(p, pos, n, &notes)
             if after < 0:
                 return DECLINED
             if _is(key, k, b"queue", 5):
@@ -769,7 +769,7 @@ cdef class Session(Outlet):
                         if pos < 0:
                             return DECLINED
                         notes = 0
-                        after = c_skip(p, pos, n, &notes)
+                        after = c_skip_given(p, pos, n, &notes)
                         if after < 0:
                             return DECLINED
                         if not _not_given(p, pos, after, key, k):
@@ -783,7 +783,7 @@ cdef class Session(Outlet):
                 jobs.end = pos
                 continue
             notes = 0
-            after = c_skip(p, pos, n, &notes)
+            after = c_skip_given(p, pos, n, &notes)
             if after < 0:
                 return DECLINED
             if _is(key, k, b"queue", 5):
@@ -976,7 +976,7 @@ cdef class Session(Outlet):
             if pos < 0:
                 return DECLINED
             notes = 0
-            after = c_skip(p, pos, n, &notes)
+            after = c_skip_given(p, pos, n, &notes)
             if after < 0:
                 return DECLINED
             if _is(key, k, b"id", 2):
@@ -1056,7 +1056,7 @@ cdef class Session(Outlet):
             if pos < 0:
                 return DECLINED
             notes = 0
-            after = c_skip(p, pos, n, &notes)
+            after = c_skip_given(p, pos, n, &notes)
             if after < 0:
                 return DECLINED
             if _is(key, k, b"ids", 3):

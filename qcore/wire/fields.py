@@ -300,8 +300,11 @@ def _any(field: Field) -> Check:
 
 def _data(field: Field) -> Check:
     def check(value: object) -> object:
-        if isinstance(value, Packed) and len(value) > MAX_DATA_BYTES:
-            raise Refused("Job data too large (max 10MB)")
+        if isinstance(value, Packed):
+            if value.fault is not None:
+                raise Refused(f"Job data {value.fault}")
+            if len(value) > MAX_DATA_BYTES:
+                raise Refused("Job data too large (max 10MB)")
         return value
 
     return check

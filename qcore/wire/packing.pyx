@@ -31,8 +31,10 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from qcore.wire.scan cimport (
+    SCAN_DATE,
     SCAN_DEEP,
     SCAN_EXT,
+    SCAN_KEY,
     SCAN_MAX_FRAME_NESTING,
     SCAN_MAX_NESTING,
     SCAN_RESERVED,
@@ -44,6 +46,7 @@ from qcore.wire.scan cimport (
     c_map,
     c_raise,
     c_skip,
+    c_skip_given,
     c_str,
 )
 from qcore.wire.writer cimport Packed, Writer, c_packed, c_store16, c_store32, c_store64
@@ -531,6 +534,7 @@ cdef enum Opens:
     ALL = 0
     REQUEST = 1  # not the payloads of a request, and no extensions
     REPLY = 2  # not the payloads of a reply
+    FRAME = 3  # each payload of a reply by itself
 
 cdef struct Cursor:
     const unsigned char *p
@@ -541,8 +545,35 @@ cdef struct Cursor:
     bint int_keys
     int deepest  # levels that are read
     int opens  # which parts are built: Opens
+    bint each  # the values of the map that comes next are payloads
 
 cdef object UNDEFINED = object()
+
+cdef dict FAULTS = {
+    SCAN_KEY: "cannot hold a map key that is neither a text nor an integer",
+    SCAN_DATE: "cannot hold a timestamp outside of the years 1 to 9999",
+}
+
+
+class Unreadable:
+    """A payload that came with a reply and has no counterpart here.
+
+    ``data`` are its bytes, ``why`` says what stands in the way.
+    """
+
+    __slots__ = ("data", "why")
+
+    def __init__(self, data, why):
+        self.data = data
+        self.why = why
+
+    def __repr__(self):
+        return f"<Unreadable {len(self.data)} bytes: {self.why}>"
+
+
+# Short keys are interned, and told apart as pointers.
+cdef str RESULT_KEY = intern("result"), DATA_KEY = intern("data"), RETURN_KEY = intern("returnvalue")
+cdef str VALUES_KEY = intern("values"), PROCESSED_KEY = intern("processed")
 
 # Keys repeat from message to message; the text of a short one is made once.
 cdef PyObject *key_cache[CACHED_KEYS]
@@ -735,14 +766,24 @@ cdef object read_map(Cursor *c, Py_ssize_t n, int depth):
     cdef dict out
     cdef Py_ssize_t _i
     cdef object key, item
+    cdef bint each = c.each
     if depth == c.deepest:
         c_raise(SCAN_DEEP)
     if n > (c.end - c.pos) // 2:
         c_raise(SCAN_TRUNCATED)
     out = {}
+    c.each = False
     for _i in range(n):
         key = read_key(c)
-        if c.opens != ALL and is_payload(c.opens, key, depth):
+        if c.opens == FRAME:
+            if each or key is RESULT_KEY or (depth > 0 and (key is DATA_KEY or key is RETURN_KEY)):
+                item = read_payload(c, depth + 1)
+            else:
+                # Results of children, by id.
+                c.each = depth == 1 and (key is VALUES_KEY or key is PROCESSED_KEY)
+                item = read_value(c, depth + 1)
+                c.each = False
+        elif c.opens != ALL and is_payload(c.opens, key, depth):
             item = read_packed(c)
         elif c.opens == REQUEST and depth == 0 and key == "results":
             item = read_results(c)
@@ -794,10 +835,36 @@ cdef bint is_payload(int opens, object key, int depth) except -1:
     return key == "result" or (depth > 0 and (key == "data" or key == "returnvalue"))
 
 
+cdef object read_payload(Cursor *c, int depth):
+    """A payload of a reply; one that cannot be read here spoils nothing beside it."""
+    cdef uint32_t notes = 0
+    cdef Py_ssize_t start = c.pos, after
+    c.opens = ALL
+    try:
+        return read_value(c, depth)
+    except (ProtocolError, SerializationError) as error:
+        after = c_skip(c.p, start, c.end, &notes)
+        if after < 0:
+            raise
+        c.pos = after
+        return Unreadable(PyBytes_FromStringAndSize(<const char *> c.p + start, after - start), str(error))
+    finally:
+        c.opens = FRAME
+
+
 cdef object read_packed(Cursor *c):
     cdef uint32_t notes = 0
-    cdef Py_ssize_t after = c_skip(c.p, c.pos, c.end, &notes)
     cdef Py_ssize_t start = c.pos
+    cdef Py_ssize_t after, fault = 0
+    cdef Packed packed
+    if c.opens == REQUEST:
+        after = c_skip_given(c.p, start, c.end, &notes)
+        if after == SCAN_KEY or after == SCAN_DATE:
+            # A value all the same: who it is for says which field it spoils.
+            fault = after
+            after = c_skip(c.p, start, c.end, &notes)
+    else:
+        after = c_skip(c.p, start, c.end, &notes)
     if after < 0:
         c_raise(after)
     c.pos = after
@@ -805,7 +872,10 @@ cdef object read_packed(Cursor *c):
     if notes and after - start <= 8 and (c.p[start] == 0xD4 or c.p[start] == 0xC7):
         if c.p[start + (1 if c.p[start] == 0xD4 else 2)] == 0:
             return UNDEFINED
-    return c_packed(PyBytes_FromStringAndSize(<const char *> c.p + start, after - start))
+    packed = c_packed(PyBytes_FromStringAndSize(<const char *> c.p + start, after - start))
+    if fault:
+        packed.fault = FAULTS[fault]
+    return packed
 
 
 cdef object read_results(Cursor *c):
@@ -936,7 +1006,7 @@ cdef object read_value(Cursor *c, int depth):
     return made
 
 
-cdef object read_whole(object data, Cursor *c):
+cdef object read_whole(object data, Cursor *c, int depth=0):
     cdef Py_buffer view
     cdef object made
     PyObject_GetBuffer(data, &view, PyBUF_FULL_RO)
@@ -946,7 +1016,8 @@ cdef object read_whole(object data, Cursor *c):
         c.p = <const unsigned char *> view.buf
         c.pos = 0
         c.end = view.len
-        made = read_value(c, 0)
+        c.each = False
+        made = read_value(c, depth)
         if c.pos != c.end:
             raise ProtocolError(f"{c.end - c.pos} bytes follow the value")
     except UnicodeDecodeError:
@@ -975,25 +1046,28 @@ def unpack(data, *, bint typed=True, bint int_keys=False):
     return read_whole(data, &c)
 
 
-def unpack_frame(data):
-    """Return a whole reply with its payloads, as :func:`unpack` does with ``int_keys``.
+def unpack_frame(data, *, bint part=False):
+    """Return a whole reply or event with its payloads, as :func:`unpack` does with ``int_keys``.
 
-    A payload may be as deep as it may be alone, whatever it is wrapped in.
+    A payload may be as deep as it may be alone, whatever it is wrapped in; one that has
+    no counterpart here becomes :class:`Unreadable`, and the rest of the reply is there.
+    With ``part`` the bytes are what a reply has under a key, such as one job.
     """
     cdef Cursor c
     c.budget = (<Py_ssize_t> 1) << 62
     c.typed = True
     c.int_keys = True
     c.deepest = SCAN_MAX_FRAME_NESTING
-    c.opens = ALL
-    return read_whole(data, &c)
+    c.opens = FRAME
+    return read_whole(data, &c, 1 if part else 0)
 
 
 def unpack_request(data):
     """Return a request with its payloads unopened.
 
     ``data`` and ``result`` at the top, ``data`` in each of ``jobs`` or its ``input``, and
-    the items of ``results`` become :class:`Packed`, checked but not built. Everything else is
+    the items of ``results`` become :class:`Packed`, checked but not built; one that is not to
+    be stored has its ``fault``. Everything else is
     read as by :func:`unpack`, but no extension other than ``undefined`` and no key
     other than str is let through. O(size) in time; a request that would build more
     than four million values is refused. Raises ProtocolError.

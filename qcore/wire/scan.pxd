@@ -18,10 +18,15 @@ cdef enum ScanError:
     SCAN_EXT = -4  # an unknown extension type, or a malformed timestamp
     SCAN_RESERVED = -5  # the byte c1, which has no meaning
     SCAN_TYPE = -6  # another type than the one asked for
+    SCAN_KEY = -7  # a key of a map is neither a text nor an integer
+    SCAN_DATE = -8  # a timestamp outside the years 1 to 9999
 
 # All positions are offsets from `p`; `end` is one past the last readable byte.
 # Each returns the position after what it read, or a ScanError.
 cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
+# The same for what a peer asks to have stored: nothing that some reader cannot give back. SCAN_KEY and SCAN_DATE
+# come from here only, since what is stored already may hold such values.
+cdef Py_ssize_t c_skip_given(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
 # The same for a part of a reply that holds payloads.
 cdef Py_ssize_t c_skip_frame(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint32_t *notes) noexcept nogil
 cdef Py_ssize_t c_str(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,

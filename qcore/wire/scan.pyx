@@ -22,6 +22,10 @@ cdef enum:
     # An emptied buffer larger than this is given back.
     KEEP_BYTES = 1 << 18
 
+# The first and the last second of the years 1 to 9999.
+cdef int64_t FIRST_SECOND = -62135596800
+cdef int64_t LAST_SECOND = 253402300799
+
 
 class FrameTooLarge(ProtocolError):
     """A peer announced a frame longer than the limit; ``length`` is what it announced."""
@@ -77,8 +81,9 @@ cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t code,
-                             uint32_t *notes) noexcept nogil:
-    """0 when the extension is one that may travel, else SCAN_EXT."""
+                             uint32_t *notes, bint strict) noexcept nogil:
+    """0 when the extension is one that may travel, else why not."""
+    cdef int64_t seconds
     if code == EXT_UNDEFINED:
         notes[0] |= NOTE_UNDEFINED
         return 0
@@ -93,33 +98,56 @@ cdef inline Py_ssize_t c_ext(const unsigned char *body, Py_ssize_t n, int8_t cod
     if n == 8:
         return 0 if (c_load32(body) >> 2) <= 999999999 else SCAN_EXT
     if n == 12:
-        return 0 if c_load32(body) <= 999999999 else SCAN_EXT
+        if c_load32(body) > 999999999:
+            return SCAN_EXT
+        seconds = <int64_t> c_load64(body + 4)
+        return SCAN_DATE if strict and not FIRST_SECOND <= seconds <= LAST_SECOND else 0
     return SCAN_EXT
 
 
 cdef Py_ssize_t c_skip(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                        uint32_t *notes) noexcept nogil:
-    return c_walk(p, pos, end, notes, SCAN_MAX_NESTING)
+    return c_walk(p, pos, end, notes, SCAN_MAX_NESTING, False)
+
+
+cdef Py_ssize_t c_skip_given(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
+                             uint32_t *notes) noexcept nogil:
+    return c_walk(p, pos, end, notes, SCAN_MAX_NESTING, True)
 
 
 cdef Py_ssize_t c_skip_frame(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                              uint32_t *notes) noexcept nogil:
-    return c_walk(p, pos, end, notes, SCAN_MAX_FRAME_NESTING)
+    return c_walk(p, pos, end, notes, SCAN_MAX_FRAME_NESTING, False)
+
+
+# Whether a value with this head, a text or an integer, may be the key of a map.
+cdef unsigned char IS_KEY[256]
+
+
+cdef void _fill_is_key() noexcept:
+    cdef int b
+    for b in range(256):
+        IS_KEY[b] = b < 0x80 or b >= 0xE0 or 0xA0 <= b < 0xC0 or 0xD9 <= b <= 0xDB or 0xCC <= b <= 0xD3
+
+_fill_is_key()
 
 
 cdef inline Py_ssize_t c_walk(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
-                              uint32_t *notes, int deepest) noexcept nogil:
+                              uint32_t *notes, int deepest, bint strict) noexcept nogil:
     cdef uint64_t stack[SCAN_MAX_FRAME_NESTING]  # values still to come, per open container
     cdef uint64_t left = 1, count, n
+    cdef Py_ssize_t fault
     cdef int depth = 0, head
     cdef unsigned char b
-    cdef bint opens
+    cdef bint opens, keyed = False  # keyed: in a map, where an even number of values is left before a key
     while True:
         # One value begins at pos.
         if pos >= end:
             return SCAN_TRUNCATED
         b = p[pos]
         pos += 1
+        if strict and not IS_KEY[b] and keyed and not left & 1:
+            return SCAN_KEY
         left -= 1
         opens = False
         count = 0
@@ -147,8 +175,9 @@ cdef inline Py_ssize_t c_walk(const unsigned char *p, Py_ssize_t pos, Py_ssize_t
                 pos += head + 1
                 if <uint64_t> (end - pos) < n:
                     return SCAN_TRUNCATED
-                if c_ext(p + pos, n, <int8_t> p[pos - 1], notes) != 0:
-                    return SCAN_EXT
+                fault = c_ext(p + pos, n, <int8_t> p[pos - 1], notes, strict)
+                if fault != 0:
+                    return fault
                 pos += n
             elif b == 0xCA:
                 pos += 4
@@ -163,8 +192,9 @@ cdef inline Py_ssize_t c_walk(const unsigned char *p, Py_ssize_t pos, Py_ssize_t
                 if <uint64_t> (end - pos) < n + 1:
                     return SCAN_TRUNCATED
                 pos += 1
-                if c_ext(p + pos, n, <int8_t> p[pos - 1], notes) != 0:
-                    return SCAN_EXT
+                fault = c_ext(p + pos, n, <int8_t> p[pos - 1], notes, strict)
+                if fault != 0:
+                    return fault
                 pos += n
             elif b <= 0xDB:  # str 8, 16, 32
                 head = 1 << (b - 0xD9)
@@ -207,15 +237,17 @@ cdef inline Py_ssize_t c_walk(const unsigned char *p, Py_ssize_t pos, Py_ssize_t
             if count > <uint64_t> (end - pos):
                 return SCAN_TRUNCATED
             if count:
-                stack[depth] = left
+                stack[depth] = left << 1 | keyed
                 depth += 1
                 left = count
+                keyed = b < 0x90 or b >= 0xDE
                 continue
         while left == 0:
             if depth == 0:
                 return pos
             depth -= 1
-            left = stack[depth]
+            left = stack[depth] >> 1
+            keyed = stack[depth] & 1
 
 
 cdef Py_ssize_t c_str(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
@@ -376,6 +408,10 @@ cdef int c_raise(Py_ssize_t error) except -1:
         raise ProtocolError("an extension type is unknown or malformed")
     if error == SCAN_RESERVED:
         raise ProtocolError("the byte c1 has no meaning")
+    if error == SCAN_KEY:
+        raise ProtocolError("a key of a map is neither a text nor an integer")
+    if error == SCAN_DATE:
+        raise ProtocolError("a timestamp lies outside the years 1 to 9999")
     raise ProtocolError("a value has another type than expected")
 
 

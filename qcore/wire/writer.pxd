@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef class Packed:
     cdef readonly bytes data
+    cdef readonly str fault
 
 
 # A Packed around bytes that are known to hold exactly one value.

@@ -29,7 +29,8 @@ cdef class Packed:
     """The bytes of exactly one MessagePack value, passed along unopened.
 
     ``Packed(data)`` checks the bytes, O(n), and raises ProtocolError when they
-    are not exactly one valid value.
+    are not exactly one valid value. ``fault`` says why a value that came with a
+    request is not to be stored, if so: a reader could not give it back.
     """
 
     def __cinit__(self, bytes data not None=b"\xc0"):

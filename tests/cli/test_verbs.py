@@ -21,6 +21,7 @@ from qclient.cli.arguments import add_fields
 from qclient.cli.parser import Parser, build_parser
 from qclient.cli.show import jsonable, printable
 from qclient.cli.verbs import GROUPS, VERBS
+from qclient.codec import Unreadable
 from qcore.wire.commands import COMMANDS
 
 TOKEN = "s3cr3t-of-the-test"
@@ -579,6 +580,7 @@ def test_the_table_of_verbs_is_whole() -> None:
         ({1: (b"a", None)}, {"1": ["YQ==", None]}),
         ({b"k": 1}, {"aw==": 1}),
         (2**64 - 1, 2**64 - 1),
+        (Unreadable(b"\xc0", "no counterpart"), {"unreadable": "no counterpart"}),
     ],
 )
 def test_any_payload_is_json(value: object, written: object) -> None:

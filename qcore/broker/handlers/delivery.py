@@ -58,15 +58,20 @@ def _wanted(group: Mapping[str, Any]) -> Wanted | None:
 def _ack(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     applied = session.finish(
-        fields["id"], fields.get("token"), _result(fields), fields.get("removeOnComplete", False)
+        fields["id"],
+        fields.get("token"),
+        _stored(fields.get("result")),
+        fields.get("removeOnComplete", False),
     )
     return {} if applied else {"data": {"applied": False, "reason": "already-finalized"}}
 
 
-def _result(fields: Fields) -> bytes | None:
-    result = fields.get("result")
+def _stored(result: object) -> bytes | None:
+    """The bytes of a result; None when there is none."""
     if not isinstance(result, Packed):
         return None
+    if result.fault is not None:
+        raise CommandError(f"Job result {result.fault}")
     if len(result) > MAX_DATA_BYTES:
         raise CommandError("Job result too large (max 10MB)")
     return result.data
@@ -83,12 +88,10 @@ def _ackb(answer: Answer, fields: Fields) -> Reply:
         given = fields.get(name)
         if given is not None and len(given) != len(ids):
             raise CommandError(f"ACKB {name} length must match ids length")
-    for result in results:
-        if isinstance(result, Packed) and len(result) > MAX_DATA_BYTES:
-            raise CommandError("Job result too large (max 10MB)")
     if fields.get("atomic"):
-        for job_id, token in zip(ids, tokens, strict=True):
+        for job_id, token, result in zip(ids, tokens, results, strict=True):
             session.broker.engine.demand_ack(job_id, token)
+            _stored(result)
     ignored: list[int] = []
     refused: list[Reply] = []
     first: QError | None = None
@@ -99,12 +102,11 @@ def _ackb(answer: Answer, fields: Fields) -> Reply:
             ignored.append(index)
             continue
         seen.add(job_id)
-        result = results[index]
         try:
             applied = session.finish(
                 job_id,
                 tokens[index],
-                result.data if isinstance(result, Packed) else None,
+                _stored(results[index]),
                 False if removals is None or removals[index] is None else removals[index],
             )
         except QError as error:
