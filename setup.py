@@ -28,6 +28,7 @@ MODULES = [
     "qcore.wire.plain",
     "qcore.store.changelog",
     "qcore.store.native",
+    "qcore.store.wal",
     "qcore.engine.ids",
     "qcore.engine.job",
     "qcore.engine.bucket",

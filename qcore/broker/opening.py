@@ -25,7 +25,7 @@ from qcore.limits import (
     DEFAULT_RETRY_MS,
 )
 from qcore.store import open_store
-from qcore.store.base import Cut, Store
+from qcore.store.base import Cut, LogDamage, Store
 
 logger = logging.getLogger("qcore.broker")
 
@@ -50,6 +50,8 @@ class Recovery:
     #: Queue and id of the dead letter that each of them became, or None: it was left in the file.
     set_aside: dict[int, tuple[str, str] | None] = field(default_factory=dict)
     schedules_unreadable: list[tuple[str, str]] = field(default_factory=list)
+    #: What of the write-ahead log is lost.
+    log_damage: LogDamage | None = None
     seconds: float = 0.0
 
 
@@ -132,7 +134,7 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
     """Rebuild the engine from the store. Doing it twice equals doing it once."""
     started = time.monotonic()
     engine = broker.engine
-    found = Recovery()
+    found = Recovery(log_damage=store.log_damage)
     with broker:
         now_ms, now_ns = broker.wall_ms, broker.monotonic_ns
         snapshot = store.load()

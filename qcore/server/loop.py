@@ -560,6 +560,8 @@ def banner(server: Server) -> str:
             f"  data        {options.data} ({recovery.jobs:,} jobs read in {recovery.seconds:.2f} s)"
         )
         lines.append(f"  durability  adds {options.adds}, everything else {options.changes}")
+        if recovery.log_damage is not None:
+            lines.append(f"  lost        {recovery.log_damage}")
         if recovery.unreadable:
             n = len(recovery.unreadable)
             lines.append(f"  unreadable  {n:,} rows, set aside as dead letters: see the log")

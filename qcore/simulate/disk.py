@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from qcore.store.base import Cut, Row, Snapshot, StoreFault, pack_rows
+from qcore.store.base import Cut, LogDamage, Row, Snapshot, StoreFault, pack_rows
 from qcore.store.memory import MemoryStore
 
 
@@ -88,6 +88,7 @@ class DiskStore:
 
     path: str | None = None
     wants_maintenance = False
+    log_damage: LogDamage | None = None
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

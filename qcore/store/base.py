@@ -7,6 +7,7 @@ holds is always a past state of the engine as a whole.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -63,6 +64,31 @@ class StoreFault(StoreError):
         super().__init__(message)
         self.kind = kind
         self.unsure = unsure
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """What the write-ahead log held and gives no more, as far as one can know.
+
+    ``partly``: some of it may be in the file all the same. After a power cut it may be
+    what was never synced.
+    """
+
+    problem: str
+    frames: int
+    commits: int = 0
+    partly: bool = False
+    #: Where the log was copied to before it was touched.
+    copy: str | None = None
+
+    def __str__(self) -> str:
+        lost = f"{self.frames:,} frame{'s' * (self.frames != 1)}"
+        if self.commits:
+            lost += f" with {self.commits:,} commit{'s' * (self.commits != 1)} or more"
+        if self.partly:
+            lost += ", of which a part may be in the file,"
+        copied = f"; the log as it was is {os.path.basename(self.copy)}" if self.copy else ""
+        return f"{self.problem}: {lost} cannot be read{copied}"
 
 
 @dataclass(slots=True)
@@ -255,6 +281,8 @@ class Store(Protocol):
 
     #: Whether cuts may carry their rows packed.
     takes_packed: bool
+    #: What was lost before the file was opened.
+    log_damage: LogDamage | None
 
     @property
     def path(self) -> str | None: ...

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from qcore.errors import ClosedError, StoreError
-from qcore.store.base import INSERT_WIDTH, SIDE_TABLES, UPDATE_WIDTH, Cut, Row, Side, Snapshot
+from qcore.store.base import INSERT_WIDTH, SIDE_TABLES, UPDATE_WIDTH, Cut, LogDamage, Row, Side, Snapshot
 
 
 class MemoryStore:
@@ -19,6 +19,7 @@ class MemoryStore:
 
     path: str | None = None
     takes_packed: bool = False
+    log_damage: LogDamage | None = None
     wants_maintenance = False
 
     def __init__(self) -> None:

@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -40,12 +41,14 @@ from qcore.store.base import (
     STATE_UNREADABLE,
     UPDATE_WIDTH,
     Cut,
+    LogDamage,
     Row,
     Snapshot,
     StoreFault,
     pack_rows,
 )
 from qcore.store.changelog import FIRST_SLOTS, ChangeLog
+from qcore.store.walcheck import WAL_HEADER_BYTES, keep_copy, look_at_log
 
 APPLICATION_ID = 0x71636F72  # "qcor"
 SCHEMA_VERSION = 4
@@ -98,7 +101,6 @@ _log = logging.getLogger("qcore.store")
 
 _HEADER = struct.Struct(">16s44xI4xI28x")  # magic, user_version, application_id
 _MAGIC = b"SQLite format 3\x00"
-_WAL_HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES
 
 _INSERT = "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES "
@@ -258,11 +260,15 @@ class SqliteStore:
         self._wal_key: tuple[int, int] | None = None
         self._moved = False
         self._damaged = False
+        self.log_damage: LogDamage | None = None
+        self._restart_log = False
         _refuse_owned(self.path)
         _inspect(self.path)
         self._lock_fd = take_lock(self.path)
         try:
             self._data_fd = hold_file(self.path, write=True)
+            if os.fstat(self._data_fd).st_size:
+                self._look_at_log()
             self._con = self._open()
             found = os.fstat(self._data_fd)
             self._key = (found.st_dev, found.st_ino)
@@ -278,6 +284,30 @@ class SqliteStore:
             self._release()
             raise
         _stores.add(self)
+
+    def _look_at_log(self) -> None:
+        """Before SQLite passes over it without a word: see what of the log cannot be read."""
+        wal = self.path + "-wal"
+        try:
+            state = look_at_log(self.path)
+        except OSError as error:
+            raise _system_fault(error, f"{wal} cannot be read") from None
+        damage = state.damage
+        if (damage is not None or state.drop) and _size_of(wal):
+            try:
+                copy = keep_copy(self.path)
+                if state.drop:
+                    os.truncate(wal, 0)
+            except OSError as error:
+                raise _system_fault(error, f"{wal} is damaged, and cannot be copied") from None
+            if damage is None:
+                _log.warning("%s is damaged, and all of it is in the file; it was moved to %s", wal, copy)
+            else:
+                damage = replace(damage, copy=copy)
+        self._restart_log = state.restart
+        self.log_damage = damage
+        if damage is not None:
+            _log.error("%s: confirmed work is lost: %s", self.path, damage)
 
     def _open_wal(self) -> int:
         try:
@@ -417,6 +447,7 @@ class SqliteStore:
             self._check_open()
             try:
                 self._check_pages()
+                self._leave_damage_behind()
                 names = [
                     (id_, text.decode("utf-8", "replace"))
                     for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")
@@ -462,6 +493,12 @@ class SqliteStore:
             raise StoreFault(
                 f"{self.path} is damaged: {problem}; {_REPAIR}{_about_log(self.path)}", "corrupt"
             )
+
+    def _leave_damage_behind(self) -> None:
+        """Begin the log anew, so that the next start does not meet again what lies behind its end."""
+        if self._restart_log:
+            busy = self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            self._restart_log = bool(busy)
 
     def _pages(self) -> Iterator[Row]:
         first = MIN_SEQ
@@ -796,10 +833,10 @@ class SqliteStore:
         fd = self._wal_fd
         salt = os.pread(fd, 8, 16)
         size = os.fstat(fd).st_size
-        low, high = 0, (size - _WAL_HEADER_BYTES) // _FRAME_BYTES
+        low, high = 0, (size - WAL_HEADER_BYTES) // _FRAME_BYTES
         while low < high:
             middle = (low + high) // 2
-            if os.pread(fd, 8, _WAL_HEADER_BYTES + middle * _FRAME_BYTES + 8) == salt:
+            if os.pread(fd, 8, WAL_HEADER_BYTES + middle * _FRAME_BYTES + 8) == salt:
                 low = middle + 1
             else:
                 high = middle
@@ -851,7 +888,7 @@ class SqliteStore:
 
         The last one to leave does that, unless it may only read. The log may be that of another file.
         """
-        if not damaged or _size_of(self.path + "-wal") <= _WAL_HEADER_BYTES:
+        if not damaged or _size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
             yield
             return
         with contextlib.closing(
@@ -1006,7 +1043,7 @@ def _key_of(path: str) -> tuple[int, int] | None:
 
 def _about_log(path: str) -> str:
     """What to add to the news that a file is damaged: its log may be that of another one."""
-    if _size_of(path + "-wal") <= _WAL_HEADER_BYTES:
+    if _size_of(path + "-wal") <= WAL_HEADER_BYTES:
         return ""
     return f"; if {path}-wal is the log of another file, move it away and start again"
 
@@ -1084,7 +1121,7 @@ def _inspect(path: str) -> None:
 
 def _refuse_log_alone(path: str, what: str) -> None:
     n_bytes = _size_of(path + "-wal")
-    if n_bytes > _WAL_HEADER_BYTES:
+    if n_bytes > WAL_HEADER_BYTES:
         raise StoreFault(
             f"{path} {what}, but its log {path}-wal has {n_bytes} bytes, which a start would throw away: "
             "put the data file back, or restore a backup; to begin without jobs, move the log away",

@@ -75,6 +75,7 @@ def recovered(source: Path, target: Path, mode: Mode) -> dict[Key, Row]:
     broker = open_broker(str(work), mode=mode, keep_events=keeps_events())
     try:
         assert not broker.recovery.unreadable, broker.recovery.unreadable
+        assert broker.recovery.log_damage is None, str(broker.recovery.log_damage)
         broker.engine._check()
         flush(broker)
         assert not broker.store.integrity_check()
@@ -234,6 +235,7 @@ def _live(path: Path, log_fd: int, seed: int, first: int) -> NoReturn:
     """The process that is to be killed."""
     try:
         engine = EmbeddedEngine(str(path), keep_events=keeps_events())
+        assert engine.broker.recovery.log_damage is None, str(engine.broker.recovery.log_damage)
         log = Log(log_fd)
         load = Load(
             log,
@@ -332,7 +334,9 @@ class Served:
         self.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()
-        sys.stderr.write(self._errors.read_text("utf-8", "replace"))
+        errors = self._errors.read_text("utf-8", "replace")
+        sys.stderr.write(errors)
+        assert "is lost" not in errors, "a false alarm"
 
     def _end(self) -> str:
         """Exit code and errors, of one that has ended or is about to."""

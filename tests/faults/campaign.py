@@ -112,6 +112,8 @@ class Campaign:
     def _check_again(self, mode: Mode, load: Load, exact: State | None) -> None:
         """Start on what is there, compare, and end well."""
         host = self._start("server")
+        lost = host.call({"cmd": "StorageStatus"})["data"]["lostAtStart"]
+        assert lost is None, f"a false alarm: {lost}"
         found = look(host.call, _ids(load))
         if exact is not None:
             assert found == exact, difference(exact, found)

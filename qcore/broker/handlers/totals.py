@@ -123,10 +123,11 @@ def _compact_memory(answer: Answer, fields: Fields) -> Reply:
 
 
 def _storage_status(answer: Answer, fields: Fields) -> Reply:
-    degraded = answer.session.broker.degraded
-    if degraded is None:
-        return {"data": {"diskFull": False, "error": None, "since": None}}
-    return {"data": {"diskFull": degraded[1] == "full", "error": degraded[1], "since": degraded[2]}}
+    broker = answer.session.broker
+    _, error, since = broker.degraded or (None, None, None)
+    damage = broker.recovery.log_damage if broker.recovery is not None else None
+    lost = None if damage is None else str(damage)
+    return {"data": {"diskFull": error == "full", "error": error, "since": since, "lostAtStart": lost}}
 
 
 HANDLERS: Mapping[str, Handler] = {

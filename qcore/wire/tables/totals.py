@@ -64,8 +64,8 @@ COMMANDS: Final = (
     Command(
         "StorageStatus",
         (),
-        ("data.diskFull", "data.error", "data.since"),
+        ("data.diskFull", "data.error", "data.since", "data.lostAtStart"),
         (),
-        "Read whether the data file can be written.",
+        "Read whether the data file can be written, and what of it was lost before this start.",
     ),
 )
