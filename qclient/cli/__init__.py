@@ -1,8 +1,8 @@
 """The command ``qcore``.
 
-Whatever is wrong with a command line, an address or a file is said in one line on
-standard error. Exit codes: 0 done; 1 refused, not found, not in time, not reachable;
-2 not usable as given; 130 interrupted.
+Whatever goes wrong is said in one line on standard error, or with ``--json`` in one
+document there. Exit codes: 0 done; 1 refused, not found, not in time, not agreed to,
+not reachable; 2 not usable as given, and nothing was asked; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from qclient.cli.backup import run_backup_verb
 from qclient.cli.demo import run_demo_verb
-from qclient.cli.parser import build_parser
+from qclient.cli.parser import UsageError, build_parser
 from qclient.cli.running import run_verb
 from qclient.cli.show import Column, json_text, print_blocks, table
 from qclient.cli.verbs import ALIASES, VERBS
@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        print("qcore: interrupted", file=sys.stderr)
-        return 130
+        return _failed("qcore", "interrupted", _wants_json(arguments), 130)
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter must not find that out again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,7 +51,10 @@ def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in ALIASES:
         arguments = ALIASES[arguments[0]].split() + arguments[1:]
     parser = build_parser(arguments)
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except UsageError as error:
+        return _failed(error.prog, error, _wants_json(arguments), 2)
     as_json = getattr(options, "json", False)
     name = getattr(options, "verb", None)
     if getattr(options, "version", False):
@@ -61,10 +63,10 @@ def _run(arguments: list[str]) -> int:
         group = getattr(options, "group", None)
         seconds = [verb.path.split()[1] for verb in VERBS if group and verb.path.startswith(f"{group} ")]
         listed = f"one of {', '.join(seconds)}" if seconds else "a command; qcore --help lists them"
-        print(f"qcore{f' {group}' if group else ''}: expected {listed}", file=sys.stderr)
-        return 2
+        return _failed(f"qcore {group}" if group else "qcore", f"expected {listed}", as_json, 2)
+    prog = f"qcore {name}"
     if name == "start":
-        parser.error("the options of start come after it: qcore start --help")
+        return _failed("qcore", "the options of start come after it: qcore start --help", as_json, 2)
     try:
         if name == "version":
             return _print_version(as_json)
@@ -78,19 +80,24 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (ConfigError, StoreError, EngineBusyError) as error:
-        return _failed(name, error, as_json, 2)
+        return _failed(prog, error, as_json, 2)
     except QError as error:
-        return _failed(name, error, as_json, 1)
+        return _failed(prog, error, as_json, 1)
     except Exception as error:
-        return _failed(name, f"{type(error).__name__}: {error} (a fault of qcore)", as_json, 1)
+        return _failed(prog, f"{type(error).__name__}: {error} (a fault of qcore)", as_json, 1)
 
 
-def _failed(name: str, error: object, as_json: bool, code: int) -> int:
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line that may not be readable asks for JSON."""
+    return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
+
+
+def _failed(prog: str, error: object, as_json: bool, code: int) -> int:
     text = " ".join(str(error).split())
     if as_json:
         print(json.dumps({"ok": False, "error": text}), file=sys.stderr)
     else:
-        print(f"qcore {name}: {text}", file=sys.stderr)
+        print(f"{prog}: {text}", file=sys.stderr)
     return code
 
 

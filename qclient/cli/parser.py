@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -15,15 +14,22 @@ from qclient.cli.verbs import GROUPS, VERBS, Verb
 from qcore.wire.commands import COMMANDS
 
 
+class UsageError(Exception):
+    """A command line that cannot be used as given; ``prog`` is the part of it that could."""
+
+    def __init__(self, prog: str, message: str) -> None:
+        super().__init__(message)
+        self.prog = prog
+
+
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage above it; options work before and after a verb."""
+    """Raises what is wrong as ``UsageError``; options work before and after a verb."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **settings)
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        raise UsageError(self.prog, message)
 
 
 def build_parser(arguments: Sequence[str] = ()) -> Parser:

@@ -62,11 +62,11 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
             raise ConfigError("--socket: expected a path, got an empty text")
         target = Target("unix", path=os.path.abspath(path), token=_token_of(env))
     else:
-        target = _host_and_port(host, port, env)
+        target = _host_and_port(host, port, env, warn=not getattr(options, "json", False))
     return _with_token(_with_tls(target, options), options)
 
 
-def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str]) -> Target:
+def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str], *, warn: bool) -> Target:
     found = host or next((env[name] for name in HOST_VARIABLES if env.get(name)), None)
     if port is not None:
         number = _port(port)
@@ -77,7 +77,8 @@ def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str]) -
         number = _port(env[name]) if name else DEFAULT_PORT
         if number is None:
             # An orchestrator fills such variables with what it likes: BUNQUEUE_TCP_PORT=tcp://10.0.0.1:6789.
-            print(f"qcore: {name} is no port, {DEFAULT_PORT} is used", file=sys.stderr)
+            if warn:
+                print(f"qcore: {name} is no port, {DEFAULT_PORT} is used", file=sys.stderr)
             number = DEFAULT_PORT
     is_default = found is None and number == DEFAULT_PORT
     found = found or "127.0.0.1"

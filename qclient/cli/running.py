@@ -15,8 +15,9 @@ from qclient.cli.verbs import Fields, Verb
 from qclient.client import Client
 from qclient.codec import pack_payload
 from qclient.url import Target
-from qcore.errors import CommandError, ConfigError, SerializationError
+from qcore.errors import CommandError, ConfigError, QError, SerializationError
 from qcore.wire.commands import COMMANDS, check
+from qcore.wire.writer import Packed
 
 #: Fields of a job that are payload.
 PAYLOAD_KEYS = ("data", "returnvalue")
@@ -53,14 +54,10 @@ def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
     if getattr(options, "verbose", False):
         logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s: %(message)s")
     fields = {**fields_of(options), **verb.fixed}
-    try:
-        check(COMMANDS[verb.command], fields)
-    except CommandError as error:
-        raise ConfigError(error.message) from None
+    _check(verb, fields)
     target = find_server(options)
     if verb.asks and not getattr(options, "yes", False) and not _agreed(verb, fields, target):
-        print(f"qcore {verb.path}: nothing was done", file=sys.stderr)
-        return 1
+        raise QError("nothing was done")
     server = Server(target, getattr(options, "timeout", verb.timeout_s))
     try:
         reply = verb.run(server, verb.command, fields)
@@ -77,6 +74,16 @@ def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
     else:
         print_blocks(verb.show(reply, fields))
     return 0
+
+
+def _check(verb: Verb, fields: Fields) -> None:
+    """Refuse what a server would refuse whatever it holds."""
+    try:
+        packed = {key: Packed(pack_payload(fields[key])) for key in ("data", "result") if key in fields}
+        checked = check(COMMANDS[verb.command], {**fields, **packed})
+        verb.checks(checked)
+    except (CommandError, SerializationError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _agreed(verb: Verb, fields: Fields, target: Target) -> bool:

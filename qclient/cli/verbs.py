@@ -27,7 +27,7 @@ from qclient.cli.show import (
     said,
     table,
 )
-from qcore.errors import CommandError, ConfigError, JobFailedError, NotFoundError, StateError, WaitTimeout
+from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError, WaitTimeout
 
 Fields: TypeAlias = Mapping[str, object]
 Form: TypeAlias = Literal["text", "words", "file"]
@@ -54,6 +54,39 @@ class Asking(Protocol):
 Run: TypeAlias = Callable[[Asking, str, Fields], Mapping[str, Any]]
 
 
+def _checked(fields: Fields) -> None:
+    """Nothing to refuse beyond what the command table refuses."""
+
+
+def _check_push(fields: Fields) -> None:
+    if "repeat" in fields:
+        from qcore.broker.handlers.adding import first_run
+
+        first_run(dict(fields), time.time_ns() // 1_000_000)
+
+
+def _check_metrics(fields: Fields) -> None:
+    if "queue" not in fields:
+        raise CommandError("expected a queue")
+    if fields.get("type", "completed") not in ("completed", "failed"):
+        raise CommandError("Metrics type must be 'completed' or 'failed'")
+
+
+def _check_cron(fields: Fields) -> None:
+    from qcore.broker.handlers.schedules import check_timing
+
+    check_timing(dict(fields), time.time_ns() // 1_000_000)
+
+
+def _check_webhook(fields: Fields) -> None:
+    from qcore.broker.webhooks import check_events, url_host
+
+    url_host(fields.get("url"))
+    events = fields["events"]
+    assert isinstance(events, list)
+    check_events(events)
+
+
 def _ask(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     return server.ask(command, fields)
 
@@ -67,6 +100,7 @@ class Verb:
     their own. Fields in ``durations`` are written as durations, those in ``forms`` in
     another form than that of their kind: a text, words with commas, or the first line of
     a file. ``fixed`` fields are always sent. ``asks`` is what the user must agree to.
+    ``checks`` raises for checked fields that no server would take.
     ``takes_url`` lets the server be named without an option.
     ``lists_payloads`` says that payloads come in the reply, which are left out unless
     ``--payloads`` is given.
@@ -87,6 +121,7 @@ class Verb:
     forms: Mapping[str, Form] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
     takes_url: bool = False
+    checks: Callable[[Fields], None] = _checked
 
 
 # --- verbs of more than one command ---------------------------------------------------
@@ -162,6 +197,22 @@ def _retry(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     return {"ok": True, "id": job["id"], "queue": job["queue"]}
 
 
+def _of_job(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    """Ask what is answered with nothing for a job that is not there."""
+    reply = server.ask(command, fields)
+    found = reply["data"].get("values") or reply["data"].get("count") if "data" in reply else None
+    if not found and _state(server, fields) == "unknown":
+        raise NotFoundError("Job not found", command)
+    return reply
+
+
+def _retry_letters(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    reply = server.ask(command, fields)
+    if not reply["count"] and "jobId" in fields:
+        raise NotFoundError("Job not found among the dead letters", command)
+    return reply
+
+
 def _removed(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     reply = server.ask(command, fields)
     if not reply["data"]["removed"]:
@@ -170,8 +221,6 @@ def _removed(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
 
 
 def _by_minute(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
-    if "queue" not in fields:
-        raise ConfigError("expected a queue")
     return server.ask(command, {"type": "completed", **fields})
 
 
@@ -326,6 +375,7 @@ VERBS: tuple[Verb, ...] = (
             "timeout": "job-timeout",
         },
         durations=frozenset({"delay", "ttl", "timeout"}),
+        checks=_check_push,
     ),
     Verb(
         "pull",
@@ -380,6 +430,7 @@ VERBS: tuple[Verb, ...] = (
         _by_minute,
         places=("queue", "type"),
         options=("start", "end"),
+        checks=_check_metrics,
     ),
     Verb("queue pause", "Pause", said("{queue} is paused")),
     Verb("queue resume", "Resume", said("{queue} is resumed")),
@@ -407,6 +458,7 @@ VERBS: tuple[Verb, ...] = (
         "GetLogs",
         table("data.logs", _LOG, "no log"),
         "read the log of a job",
+        _of_job,
         options=("start", "end"),
     ),
     Verb("job retry", "GetJob", said("{id} is queued again"), "start a failed or completed job over", _retry),
@@ -436,8 +488,14 @@ VERBS: tuple[Verb, ...] = (
         options=("level", "token"),
         renamed=_LOCK_TOKEN,
     ),
-    Verb("job clear-logs", "ClearLogs", said("the log of {id} is cleared"), renamed={"keepLogs": "keep"}),
-    Verb("job children", "GetChildrenValues", pairs("data.values")),
+    Verb(
+        "job clear-logs",
+        "ClearLogs",
+        said("the log of {id} is cleared"),
+        run=_of_job,
+        renamed={"keepLogs": "keep"},
+    ),
+    Verb("job children", "GetChildrenValues", pairs("data.values"), run=_of_job),
     Verb("job cancel", "Cancel", said("{id} is cancelled")),
     Verb(
         "job wait",
@@ -452,6 +510,7 @@ VERBS: tuple[Verb, ...] = (
         "dlq retry",
         "RetryDlq",
         said("jobs queued again: {count}"),
+        run=_retry_letters,
         places=("jobId",),
     ),
     Verb("dlq stats", "GetDlqStats", pairs("data.stats")),
@@ -478,6 +537,7 @@ VERBS: tuple[Verb, ...] = (
         places=("url",),
         renamed={"secret": "secret-file"},
         forms={"url": "text", "events": "words", "secret": "file"},
+        checks=_check_webhook,
     ),
     Verb("webhook remove", "RemoveWebhook", said("{webhookId} is removed")),
     Verb("webhook enable", "SetWebhookEnabled", said("{id} is told"), fixed={"enabled": True}),
@@ -490,6 +550,7 @@ VERBS: tuple[Verb, ...] = (
         details("cron", _CRON),
         renamed={"repeatEvery": "every", "jobName": "job-name"},
         durations=frozenset({"repeatEvery"}),
+        checks=_check_cron,
     ),
     Verb("cron delete", "CronDelete", said("{name} is deleted")),
 )

@@ -161,10 +161,10 @@ def split_url(url: str) -> SplitResult:
     return urlsplit(url)
 
 
-def check_url(url: object, allowed: tuple[Network, ...] = ()) -> str:
-    """Return a URL that a hook may have. What its name resolves to is checked at each connection.
+def url_host(url: object) -> str:
+    """Return the host of a URL that has the form of one for hooks, as it is looked up.
 
-    :raises CommandError: it may not, with the protocol's text
+    :raises CommandError: it has not, with the protocol's text
     """
     if not url or not isinstance(url, str):
         raise CommandError("Webhook URL is required")
@@ -183,6 +183,16 @@ def check_url(url: object, allowed: tuple[Network, ...] = ()) -> str:
         raise CommandError("Webhook URL must use http or https protocol")
     if not encoded:
         raise CommandError("Invalid URL format")
+    return encoded
+
+
+def check_url(url: object, allowed: tuple[Network, ...] = ()) -> str:
+    """Return a URL that a hook may have. What its name resolves to is checked at each connection.
+
+    :raises CommandError: it may not, with the protocol's text
+    """
+    encoded = url_host(url)
+    assert isinstance(url, str)
     address = literal(encoded)
     if address is not None and any(address in network for network in allowed):
         return url

@@ -107,7 +107,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         (("stats", "--timeout", "9" * 400), "qcore stats: argument --timeout: expected at most 36500d"),
         (("stats", "--url", "h:1?token=secret"), "qcore stats: url 'h:1' has no scheme"),
         (("commands", "Frobnicate"), "qcore commands: unknown command 'Frobnicate'"),
-        (("--json", "start"), "qcore: the options of start come after it"),
+        (("-q", "start"), "qcore: the options of start come after it"),
         (("start", "--frobnicate"), "qcore start: unrecognized arguments: --frobnicate"),
         (("start", "--port", "x"), "qcore start: --port: expected a whole number"),
         (("start", "--port", "65536"), "qcore start: --port: expected 0 to 65535, got 65536"),

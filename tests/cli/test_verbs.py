@@ -251,7 +251,7 @@ def test_schedules(ask: Run, queue: Queue) -> None:
     assert row.split()[1:7] == [name, "0", "3", "*", "*", "*"]
     assert cron in [one["name"] for one in ask("cron", "list", "--json").document["crons"]]
     wrong = ask("cron", "add", cron, name, "--schedule", "never")
-    assert (wrong.code, wrong.out) == (1, "")
+    assert (wrong.code, wrong.out) == (2, "")
     assert wrong.err.startswith("qcore cron add: Invalid cron expression: ")
     assert ask("cron", "delete", cron) == (0, f"{cron} is deleted\n", "")
     assert ask("cron", "delete", cron) == (1, "", "qcore cron delete: Cron job not found\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 from qcore.broker.handlers.adding import admissible, admission
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
-from qcore.engine.cron import CronError, check_zone
+from qcore.engine.cron import Cron, CronError, check_zone
 from qcore.engine.schedule import Schedule
 from qcore.errors import CommandError
 from qcore.wire.fields import MAX_SETTING
@@ -37,21 +37,30 @@ def _narrow(number: float) -> float:
     return int(number) if number % 1 == 0 and abs(number) < 2**53 else number
 
 
+def check_timing(fields: Fields, now_ms: int) -> None:
+    """Raise unless a schedule of these fields has a time to run at."""
+    pattern, zone = fields.get("schedule"), fields.get("timezone")
+    if pattern is None and "repeatEvery" not in fields:
+        raise CommandError("Cron job must have either schedule or repeatEvery")
+    try:
+        if pattern is not None:
+            if Cron(pattern, zone).next_ms(now_ms) is None:
+                raise CronError("it never comes due")
+        elif zone is not None:
+            check_zone(zone)
+    except CronError as error:
+        raise CommandError(f"Invalid cron expression: {error}") from None
+
+
 def _cron(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
-    if "schedule" not in fields and "repeatEvery" not in fields:
-        raise CommandError("Cron job must have either schedule or repeatEvery")
+    check_timing(fields, broker.wall_ms)
     options: dict[str, Any] = {
         **fields.get("jobOptions", {}),
         **{name: fields[name] for name in ("data", "priority", "uniqueKey", "dedup") if name in fields},
     }
     if "jobName" in fields:
         options["name"] = fields["jobName"]
-    if "schedule" not in fields and "timezone" in fields:
-        try:
-            check_zone(fields["timezone"])
-        except CronError as error:
-            raise CommandError(f"Invalid cron expression: {error}") from None
     admissible(answer.session, [options])
     job = admission(options, broker.wall_ms)
     data: bytes | None = job["data"]

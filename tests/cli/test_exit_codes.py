@@ -1,0 +1,255 @@
+"""One rule for every verb: what the exit code says, and where the one line or the one document goes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from qclient import cli
+from qclient.cli.verbs import VERBS, Verb
+from qcore.wire.commands import COMMANDS
+from qcore.wire.fields import Field
+
+#: Nobody listens there: whoever asks it ends with 1.
+NOBODY = "tcp://127.0.0.1:1"
+TEXTS = {"url": "http://example.com/", "events": "job.failed", "type": "completed", "data": "{}"}
+by_verb = pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.path)
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """The error of a run with ``--json``, which must be all that it said."""
+        assert self.out == ""
+        document = json.loads(self.err)
+        assert document.keys() == {"ok", "error"}
+        assert document["ok"] is False
+        return str(document["error"])
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def qcore(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in list(os.environ):
+        if name.startswith(("QCORE_", "BUNQUEUE_", "BQ_", "TCP_", "HOST", "FORCE_", "S3_")):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> Done:
+        code = cli.main(arguments)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A server that holds nothing."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qcore.server", "--port", "0", "--watch-stdin"],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    yield f"tcp://127.0.0.1:{process.stdout.readline().split('listening on 127.0.0.1:')[1].split()[0]}"
+    process.stdin.close()
+    process.wait(30)
+    process.stdout.close()
+
+
+def positional(verb: Verb) -> list[Field]:
+    return [
+        field
+        for field in COMMANDS[verb.command].fields
+        if field.name not in verb.fixed and (field.required or field.name in verb.places)
+    ]
+
+
+def usable(verb: Verb) -> list[str]:
+    """A command line that names things which are not there."""
+    given = [
+        TEXTS.get(
+            field.name, "1" if field.kind in ("int", "number", "duration", "finite", "option") else "nobody"
+        )
+        for field in positional(verb)
+    ]
+    more = ["--yes"] if verb.asks else []
+    if verb.path == "cron add":
+        given[0] = "made"
+        more = ["--every", "1m"]
+    return [*verb.path.split(), *(["empty"] if verb.path == "pull" else given), *more]
+
+
+def names_one(verb: Verb) -> bool:
+    """Whether it is about one job, schedule, worker or address that has to be there."""
+    return (
+        any(field.kind == "id" or field.name == "jobId" for field in positional(verb))
+        or verb.path in ("cron get", "cron delete")
+        or verb.path == "pull"  # about a job that is ready
+    ) and verb.path != "cron add"
+
+
+@by_verb
+def test_what_is_not_there_is_1_and_a_queue_is_always_there(qcore: Run, server: str, verb: Verb) -> None:
+    done = qcore(*usable(verb), "--json", "--url", server)
+    if names_one(verb):
+        assert done.code == 1
+        assert done.refusal
+        plain = qcore(*usable(verb), "--url", server)
+        assert (plain.code, plain.out) == (1, "")
+        assert plain.err.startswith(f"qcore {verb.path}: ")
+        assert len(plain.err.splitlines()) == 1
+    else:
+        assert (done.code, done.err) == (0, "")
+        json.loads(done.out)
+
+
+@by_verb
+def test_an_unusable_command_line_is_2_and_asks_nobody(qcore: Run, verb: Verb) -> None:
+    line = usable(verb)
+    required = [field for field in positional(verb) if field.required]
+    lines = [[*line, "--nonsense"], [*line, "--timeout", "soon"], ["--url", "http://x", *line]]
+    if not any(field.name in verb.places for field in positional(verb)) and not verb.takes_url:
+        lines.append([*line, "one-too-many"])
+    if required:
+        lines.append(verb.path.split())
+    if any(field.kind == "queue" for field in required):
+        lines.append(["a b" if word in ("nobody", "empty") else word for word in line])
+    for words in lines:
+        done = qcore(*words, "--json", *([] if "http://x" in words else ["--url", NOBODY]))
+        assert done.code == 2, words
+        assert done.refusal, words
+        plain = qcore(*words, *([] if "http://x" in words else ["--url", NOBODY]))
+        assert (plain.code, plain.out) == (2, ""), words
+        assert plain.err.startswith("qcore"), words
+        assert len(plain.err.splitlines()) == 1, words
+
+
+@by_verb
+def test_a_server_that_cannot_be_reached_is_1(qcore: Run, verb: Verb) -> None:
+    done = qcore(*usable(verb), "--json", "--url", NOBODY)
+    assert done.code == 1
+    assert done.refusal
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "queue",
+        "queue nonsense",
+        "-p 1 start",
+        "demo --nonsense",
+        "demo --workers 0",
+        "backup",
+        "backup list",
+        "backup now --to /nowhere",
+        "commands Nonsense",
+        "version --nonsense",
+        "queue metrics",
+        "queue metrics q nonsense",
+        "push q {",
+        "push q --name=",
+        """push q --repeat {"pattern":"nonsense"}""",
+        """push q --repeat {"every":1000,"tz":"Nowhere/None"}""",
+        """push q --repeat {"every":1000,"endDate":1}""",
+        "push q --depends-on a,,b --priority x",
+        "cron add c q",
+        "cron add c q --schedule nonsense",
+        "cron add c q --schedule @hourly --timezone Nowhere/None",
+        "cron add c q --every 1m --timezone Nowhere/None",
+        "cron add c q --every 0",
+        "webhook add ftp://example.com/ job.failed",
+        "webhook add http:// job.failed",
+        "webhook add http://example.com/ job.nonsense",
+        "webhook add http://example.com/ job.failed --secret-file /nowhere",
+        "stats --port 0",
+        "stats --socket s --port 1",
+        "stats --url sqlite:///x.db",
+        "stats --token-file /nowhere",
+        "stats --tls-ca /nowhere",
+        *(" ".join(usable(verb)).replace(" --yes", "") for verb in VERBS if verb.asks),
+    ],
+)
+def test_what_no_server_would_take_is_2(qcore: Run, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QCORE_URL", NOBODY if "tls" not in line else "tcps://127.0.0.1:1")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = qcore(*line.split(), "--json")
+    assert done.code == 2, done
+    assert done.refusal
+
+
+def test_a_server_says_the_same_of_what_it_is_not_asked(qcore: Run, server: str) -> None:
+    """What is found out here is in the words of the protocol."""
+    from qclient.client import Client
+    from qclient.url import resolve
+    from qcore.errors import CommandError
+
+    client = Client(resolve(server), 30.0)
+    for line, command, fields in (
+        (
+            "cron add c q --schedule nonsense",
+            "Cron",
+            {"name": "c", "queue": "q", "schedule": "nonsense"},
+        ),
+        (
+            "webhook add ftp://example.com/ job.failed",
+            "AddWebhook",
+            {"url": "ftp://example.com/", "events": ["job.failed"]},
+        ),
+    ):
+        with pytest.raises(CommandError) as refused:
+            client.call(command, fields)
+        assert qcore(*line.split(), "--json").refusal == refused.value.message
+    client.close()
+
+
+def test_an_interruption_is_130() -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "qclient", "stats", "--json", "--url", url],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        peer, _ = listener.accept()
+        with peer:
+            peer.recv(4096)  # it waits for the reply now
+            asking.send_signal(signal.SIGINT)
+            out, err = asking.communicate(timeout=30)
+    assert (asking.returncode, out) == (130, "")
+    assert json.loads(err) == {"ok": False, "error": "interrupted"}
+
+
+def test_the_page_says_what_the_codes_mean() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/command-line.md").read_text("utf-8")
+    rows: dict[str, Any] = {
+        cells[1].strip(): cells[2].strip() for line in page.splitlines() if len(cells := line.split("|")) == 4
+    }
+    assert {code for code in rows if code.isdigit()} == {"0", "1", "2", "130"}
+    assert "without a terminal" in rows["2"]
