@@ -491,6 +491,13 @@ class Server:
         with contextlib.suppress(OSError):  # a full pipe wakes as well
             self._wake_w.send(b"\0")
 
+    def wake_by_signals(self) -> None:
+        """Let signals end the wait for sockets. Main thread only.
+
+        One that comes just before the wait, or in another thread, does not interrupt it.
+        """
+        signal.set_wakeup_fd(self._wake_w.fileno(), warn_on_full_buffer=False)
+
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError, InterruptedError):
             self._wake_r.recv(4096)
@@ -535,10 +542,14 @@ def serve(options: Options, out: TextIO | None = None) -> int:
         signal.signal(number, on_signal)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda number, frame: server.reload())
+    server.wake_by_signals()
     out = sys.stdout if out is None else out
     out.write(banner(server))
     out.flush()
-    server.run()
+    try:
+        server.run()
+    finally:
+        signal.set_wakeup_fd(-1)
     return 0 if server._stopping < 2 else 1
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +82,16 @@ def test_what_was_confirmed_is_in_the_file(
     assert talk.call("GetState", id=held["job"]["id"])["state"] == "active"
     assert talk.call("GetJob", id=held["job"]["id"])["job"]["attempts"] == 0
     assert talk.call("ACK", id=held["job"]["id"], token=held["token"])["ok"]
+
+
+def test_a_signal_just_before_the_wait_stops_the_server(start: Callable[..., Any], tmp_path: Path) -> None:
+    """An idle server sleeps up to an hour: a signal that did not interrupt the sleep must prevent it."""
+    source = Path(__file__).with_name("signal_before_wait.c")
+    shim, cue = tmp_path / "shim.so", tmp_path / "cue"
+    compiler = shlex.split(os.environ.get("CC") or "gcc")
+    flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*compiler, *flags, "-o", str(shim), str(source), "-ldl"], check=True)
+    cue.touch()
+    server = start(LD_PRELOAD=str(shim), SIGNAL_FILE=str(cue))
+    code, err = server.end(30)
+    assert (code, cue.exists()) == (0, False), err
