@@ -53,6 +53,8 @@ MODULES = [
     "qcore.broker.events",
     "qcore.broker.core",
     "qcore.broker.session",
+    "qcore.server.connection",
+    "qcore.server.traffic",
     "qclient.delivery",
 ]
 

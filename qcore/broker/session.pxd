@@ -42,6 +42,10 @@ cdef class Session(Outlet):
     cdef bint named             # the last queue that was asked for has a valid name
     cdef public dict state          # for generic handlers
 
+    cpdef Py_ssize_t feed(self, data, Py_ssize_t n=*) except -1
+    cpdef bytes take(self)
+    cdef bint c_settled(self) noexcept
+    cdef bint c_has_output(self) noexcept
     cdef int c_feed(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef Py_ssize_t c_partial(self) noexcept
     cdef int c_run_pending(self) except -1

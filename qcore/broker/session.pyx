@@ -141,7 +141,7 @@ cdef class Session(Outlet):
 
     # --- the stream -----------------------------------------------------------------------
 
-    def feed(self, data not None, Py_ssize_t n=-1):
+    cpdef Py_ssize_t feed(self, data, Py_ssize_t n=-1) except -1:
         """Run every whole frame of the stream so far. Linear in the bytes, however they are cut.
 
         ``data`` may be a buffer that is used again, of which the first ``n`` bytes have come.
@@ -237,14 +237,20 @@ cdef class Session(Outlet):
     @property
     def settled(self):
         """Whether it has no output, lets no request wait for room and is not to be closed."""
+        return self.c_settled()
+
+    cdef bint c_settled(self) noexcept:
         return self.out.n == 0 and not self.backlogged and not self.closing
 
     @property
     def has_output(self):
         """Whether :meth:`take` has something to give."""
+        return self.c_has_output()
+
+    cdef bint c_has_output(self) noexcept:
         return self.out.n > 0
 
-    def take(self):
+    cpdef bytes take(self):
         """The bytes to be sent now; they are no longer here afterwards."""
         if self.out.n == 0:
             return b""

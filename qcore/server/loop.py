@@ -12,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import selectors
 import signal
 import socket
@@ -31,9 +30,10 @@ from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
 from qcore.errors import ConfigError, StoreError, described
 from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
-from qcore.server.connection import RECEIVE_BYTES, Connection
+from qcore.server.connection import Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
 from qcore.server.options import Options
+from qcore.server.traffic import Traffic
 from qcore.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -47,20 +47,6 @@ ACCEPT_PAUSE_S = 0.1
 AGAIN_S = 1.0
 #: At the end, peers that have not taken all that is ready for them get so long to do it.
 FAREWELL_S = 1.0
-#: The longest sleep: epoll takes no timeout beyond 24 days, and jobs may be due in 100 years.
-LONGEST_SLEEP_S = 3600.0
-#: select(2) takes numbers of descriptors below this.
-SELECT_MOST = 1024
-#: CPU time for TLS handshakes in one turn of the loop; the other ones wait for the next.
-HANDSHAKES_NS = 2_000_000
-
-
-def _epoll(selector: object) -> int | None:
-    """The number under which select can wait for everything that epoll waits for, if this is epoll."""
-    if not hasattr(selectors, "EpollSelector") or not isinstance(selector, selectors.EpollSelector):
-        return None
-    number = selector.fileno()
-    return number if number < SELECT_MOST else None
 
 
 class Server:
@@ -93,16 +79,10 @@ class Server:
             ),
         )
         self._poster = LazyPoster(self.broker)
-        self._selector = selectors.DefaultSelector()
-        self._epoll = _epoll(self._selector)
-        self._room = bytearray(RECEIVE_BYTES)
-        self._connections: set[Connection] = set()
-        self._touched: set[Connection] = set()
-        self._more: set[Connection] = set()
-        # Who owes us something, since when; the oldest first.
-        self._partial: dict[Connection, int] = {}
-        self._greeting: dict[Connection, int] = {}
-        self._handshakes_ns = 0  # spent in this turn
+        self._traffic = Traffic(
+            partial_frame_ms=options.partial_frame_ms, handshake_ms=options.tls_handshake_ms
+        )
+        self._selector = self._traffic.selector
         self._sessions = SessionSettings(
             tokens=Tokens(options.tokens), max_metric_queues=options.max_metric_queues
         )
@@ -196,10 +176,10 @@ class Server:
                     flush(self.broker)
             self.broker.part()
             self._send_the_rest()
-            for connection in list(self._connections):
+            for connection in list(self._traffic.connections):
                 # Deliveries that are still out stay with their holders, under their stored leases.
                 connection.close(release=False)
-            self._connections.clear()
+            self._traffic.connections.clear()
         finally:
             self.abandon()
 
@@ -207,7 +187,7 @@ class Server:
         """Write what is ready, with a moment for peers that are slow to take it."""
         until = time.monotonic() + FAREWELL_S
         with selectors.DefaultSelector() as selector:
-            for connection in self._connections:
+            for connection in self._traffic.connections:
                 if connection.send() and connection.unsent:
                     selector.register(connection.sock, EVENT_WRITE, connection)
             while selector.get_map() and (left := until - time.monotonic()) > 0 and self._stopping < 2:
@@ -234,43 +214,20 @@ class Server:
     # --- one turn ----------------------------------------------------------------------
 
     def _turn(self) -> None:
-        seconds = self._begin_turn()
-        for key, events in self._select(seconds):
-            if isinstance(key.data, Connection):
-                self._serve(key.data, events)
-            else:
-                key.data()
+        self._traffic.receive(self._begin_turn())
         if self._reload:
             self._reload_now()
         if self._done:
             self._release_commits()
 
-    def _select(self, seconds: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for sockets, and at most so long, to the microsecond: jobs are due at their times."""
-        if seconds is None or seconds > LONGEST_SLEEP_S:
-            return self._selector.select(LONGEST_SLEEP_S)
-        if self._epoll is not None and seconds > 0:
-            # Its own timeouts are whole milliseconds, rounded up. Those go by in it, the rest in a
-            # call that takes microseconds, in a turn of its own.
-            whole_s = int(seconds * 1000) * 0.001
-            if whole_s:
-                return self._selector.select(whole_s)
-            select.select((self._epoll,), (), (), seconds)
-            seconds = 0
-        return self._selector.select(seconds)
-
     def _begin_turn(self) -> float | None:
-        """What is due and what the last turn left to send; how long select may sleep."""
+        """What is due and what the last turn left to send; how long the selector may sleep."""
         # Commits start before replies go out: the disk works while the sockets do.
         seconds = self._pump()
-        self._send()
-        if self._more:
+        self._traffic.send()
+        if self._traffic.unfinished:
             return 0.0
-        if self._partial:
-            seconds = self._expire(self._partial, self.options.partial_frame_ms, seconds)
-        if self._greeting:
-            seconds = self._expire(self._greeting, self.options.tls_handshake_ms, seconds)
-        self._handshakes_ns = 0
+        seconds = self._traffic.expire(seconds)
         if self._stop_at_ns:
             left = max(0.0, (self._stop_at_ns - time.monotonic_ns()) * 1e-9)
             seconds = left if seconds is None else min(seconds, left)
@@ -296,77 +253,6 @@ class Server:
             self._writer.submit(self._commits, cut, self.broker.sync)
         return seconds
 
-    def _serve(self, connection: Connection, events: int) -> None:
-        if events & EVENT_READ:
-            if not (connection.receive() if connection.ready else self._greet(connection)):
-                self._drop(connection)
-                return
-            if connection.partial:
-                # The deadline of a frame runs from its first byte: dripping does not extend it, and
-                # a busy stream, whose reads rarely end between two frames, is at another one each time.
-                if not connection.partial_since_ns or connection.partial_frame != connection.session.n_frames:
-                    connection.partial_since_ns = time.monotonic_ns()
-                    connection.partial_frame = connection.session.n_frames
-                    self._partial.pop(connection, None)
-                    self._partial[connection] = connection.partial_since_ns
-            elif connection.partial_since_ns:
-                connection.partial_since_ns = 0
-                del self._partial[connection]
-        self._touched.add(connection)
-
-    def _greet(self, connection: Connection) -> bool:
-        """Go on with a handshake, which costs about 1 ms: many at once are spread over turns."""
-        if self._handshakes_ns > HANDSHAKES_NS:
-            return True  # its bytes stay where they are, and wake the next turn
-        started = time.monotonic_ns()
-        alive = connection.receive()
-        self._handshakes_ns += time.monotonic_ns() - started
-        if connection.ready:
-            del self._greeting[connection]
-        return alive
-
-    def _send(self) -> None:
-        if self._more:
-            self._touched |= self._more  # these had their share of the last turn
-            self._more.clear()
-        while touched := self._touched:
-            self._touched = set()
-            for connection in touched:
-                if connection.closed:
-                    continue
-                if not connection.send():
-                    self._drop(connection)
-                    continue
-                session = connection.session
-                if connection.events != EVENT_READ or connection.unsent or session.backlogged:
-                    self._watch(connection)
-                if connection.resumed or (session.has_output and not connection.unsent):
-                    # What it ran just now may be due, or wait for a commit: that is the next turn's pump.
-                    connection.resumed = False
-                    self._more.add(connection)
-
-    def _touch(self, connection: Connection) -> None:
-        """It has output. Looks the set up each time: each turn takes the old one away."""
-        self._touched.add(connection)
-
-    def _watch(self, connection: Connection) -> None:
-        """Wait for room while bytes are unsent; read on unless requests wait for room already."""
-        events = 0 if connection.session.backlogged else EVENT_READ
-        if connection.unsent:
-            events |= EVENT_WRITE
-        # Selectors know no empty set: what is backlogged with nothing unsent goes on in the next turn.
-        if events and events != connection.events:
-            connection.events = events
-            self._selector.modify(connection.sock, events, connection)
-
-    def _drop(self, connection: Connection) -> None:
-        self._selector.unregister(connection.sock)
-        self._connections.discard(connection)
-        self._more.discard(connection)
-        self._partial.pop(connection, None)
-        self._greeting.pop(connection, None)
-        connection.close()
-
     def _accept(self, listener: Listener) -> None:
         for _ in range(64):
             try:
@@ -383,7 +269,7 @@ class Server:
             connection = self._connection(listener, sock)
             connection.session = Session(
                 self.broker,
-                partial(self._touch, connection),
+                partial(self._traffic.touch, connection),
                 authenticated=not self._sessions.tokens,
                 rate_max=self.options.rate_max,
                 rate_window_ms=self.options.rate_window_ms,
@@ -391,21 +277,19 @@ class Server:
                 settings=self._sessions,
                 in_order=True,
             )
-            self._connections.add(connection)
-            connection.events = EVENT_READ
-            self._selector.register(sock, EVENT_READ, connection)
+            self._traffic.admit(connection)
 
     def _connection(self, listener: Listener, sock: socket.socket) -> Connection:
         """TLS is for the port: the socket in the file system leads nowhere else."""
         if self._tls is None or listener.path is not None:
-            return Connection(sock, self._room, self.options.max_write_queue_bytes, self.options.keepalive_s)
+            return Connection(
+                sock, self._traffic.room, self.options.max_write_queue_bytes, self.options.keepalive_s
+            )
         from qcore.server.tls import TlsConnection
 
-        connection = TlsConnection(
-            sock, self._room, self.options.max_write_queue_bytes, self.options.keepalive_s, self._tls
+        return TlsConnection(
+            sock, self._traffic.room, self.options.max_write_queue_bytes, self.options.keepalive_s, self._tls
         )
-        self._greeting[connection] = time.monotonic_ns()
-        return connection
 
     def _resume_accept(self, seconds: float | None) -> float | None:
         left = (self._accept_at_ns - time.monotonic_ns()) * 1e-9
@@ -413,19 +297,6 @@ class Server:
             return left if seconds is None else min(seconds, left)
         self._accept_at_ns = 0
         self._watch_listeners()
-        return seconds
-
-    def _expire(self, owing: dict[Connection, int], bound_ms: int, seconds: float | None) -> float | None:
-        """Drop connections that owe us a rest for too long. Oldest first, so O(dropped)."""
-        if not bound_ms:
-            return seconds
-        now_ns = time.monotonic_ns()
-        while owing:
-            connection = next(iter(owing))
-            left_ns = owing[connection] + bound_ms * 1_000_000 - now_ns
-            if left_ns > 0:
-                return left_ns * 1e-9 if seconds is None else min(seconds, left_ns * 1e-9)
-            self._drop(connection)
         return seconds
 
     # --- files that are read again -----------------------------------------------------------
@@ -465,11 +336,11 @@ class Server:
         tokens = self._sessions.tokens
         gone = [
             connection
-            for connection in self._connections
+            for connection in self._traffic.connections
             if "token" in connection.session.state and not tokens.has(connection.session.state["token"])
         ]
         for connection in gone:
-            self._drop(connection)
+            self._traffic.drop(connection)
         return len(gone)
 
     # --- commits and wake-ups -------------------------------------------------------------

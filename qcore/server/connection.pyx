@@ -1,25 +1,25 @@
 """One accepted socket: its session, its unsent bytes and its bounds."""
 
-from __future__ import annotations
+from cpython.bytes cimport PyBytes_GET_SIZE
+from libc.stdint cimport int64_t
+
+from qcore.broker.session cimport Session
 
 import contextlib
 import logging
 import socket
 import struct
-from typing import Literal
 
-from qcore.broker.session import Session
 from qcore.errors import described
 
 logger = logging.getLogger("qcore.server")
 
-RECEIVE_BYTES = 262_144
 _LINGER_OFF = struct.pack("ii", 1, 0)
 #: A vanished peer is given up after so many periods of silence.
 SILENT_PERIODS = 4
 
 
-def _notice_silence(sock: socket.socket, idle_s: int) -> None:
+def _notice_silence(sock, idle_s):
     """Let the system end a connection whose peer vanished: it would hold its jobs until their leases end.
 
     An idle peer is asked after ``idle_s`` and then again and again. One that confirms neither
@@ -36,33 +36,15 @@ def _notice_silence(sock: socket.socket, idle_s: int) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Connection:
+cdef class Connection:
     """A non-blocking socket with a session on top.
 
     :meth:`receive` runs what came in; :meth:`send` writes what the session has, in one
     call while the peer keeps up. Unsent bytes are bounded: a peer that does not read
-    is cut off.
+    is cut off. The session is given to it after it was made, before its first use.
     """
 
-    __slots__ = (
-        "closed",
-        "events",
-        "max_unsent_bytes",
-        "n_unsent",
-        "partial",
-        "partial_frame",
-        "partial_since_ns",
-        "ready",
-        "resumed",
-        "room",
-        "session",
-        "sock",
-        "unsent",
-    )
-
-    def __init__(
-        self, sock: socket.socket, room: bytearray, max_unsent_bytes: int, keepalive_s: int = 15
-    ) -> None:
+    def __init__(self, sock, bytearray room not None, int64_t max_unsent_bytes, keepalive_s=15):
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,20 +52,13 @@ class Connection:
                 _notice_silence(sock, keepalive_s)
         self.sock = sock
         self.room = room
-        self.session: Session
-        self.unsent: list[memoryview] = []
-        self.n_unsent = 0
+        self.unsent = []
         self.max_unsent_bytes = max_unsent_bytes
-        self.partial = False  # something has come of which the rest is missing
-        self.partial_since_ns = 0
-        self.partial_frame = 0
-        self.closed = False
-        self.events = 0  # what the selector watches it for
-        self.resumed = False  # requests that waited for room have run
-        self.ready = True  # the peer may send requests: no handshake is under way
+        self.ready = True
 
-    def receive(self) -> bool:
+    cpdef bint receive(self) except -1:
         """Read once and run what is whole. False when the peer has gone, or the session broke."""
+        cdef Py_ssize_t n
         try:
             n = self.sock.recv_into(self.room)
         except (BlockingIOError, InterruptedError):
@@ -92,7 +67,7 @@ class Connection:
             return False
         return n > 0 and self._feed(self.room, n)
 
-    def _feed(self, data: bytes | bytearray, n: int) -> bool:
+    cpdef bint _feed(self, data, Py_ssize_t n) except -1:
         """Run what has come: the first ``n`` bytes."""
         try:
             self.partial = self.session.feed(data, n) > 0
@@ -100,15 +75,16 @@ class Connection:
             return self._broken(fault)
         return True
 
-    def _broken(self, fault: Exception) -> Literal[False]:
+    cdef bint _broken(self, fault) except -1:
         """A fault of ours costs this connection, not the server."""
         logger.error("a request broke its session: %s", described(fault))
         return False
 
-    def send(self) -> bool:
+    cpdef bint send(self) except -1:
         """Write what there is. False when the connection is to be closed now."""
-        fresh = self._take()
-        if fresh and not self.unsent:
+        cdef bytes fresh = self._take()
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(fresh), n
+        if size and not self.unsent:
             # The common case: one call takes it all.
             try:
                 n = self.sock.send(fresh)
@@ -116,14 +92,13 @@ class Connection:
                 n = 0
             except OSError:
                 return False
-            if n == len(fresh):
-                return self.session.settled or self._sent()
-            fresh_rest = memoryview(fresh)[n:]
-            self.unsent.append(fresh_rest)
-            self.n_unsent += len(fresh_rest)
-        elif fresh:
+            if n == size:
+                return self.session.c_settled() or self._sent()
+            self.unsent.append(memoryview(fresh)[n:])
+            self.n_unsent += size - n
+        elif size:
             self.unsent.append(memoryview(fresh))
-            self.n_unsent += len(fresh)
+            self.n_unsent += size
         while self.unsent:
             try:
                 n = self.sock.send(self.unsent[0])
@@ -143,15 +118,15 @@ class Connection:
             return False
         return bool(self.unsent) or self._sent()
 
-    def _take(self) -> bytes:
+    cpdef bytes _take(self):
         """The bytes to be sent now."""
         return self.session.take()
 
-    def _sent(self) -> bool:
+    cdef bint _sent(self) except -1:
         """Everything is out: go on with requests that waited for that. False when this was the end."""
-        session = self.session
+        cdef Session session = self.session
         if session.backlogged:
-            if session.behind_adds:
+            if session.c_behind_adds():
                 return True  # it has output again when their commit is over
             self.resumed = True
             try:
@@ -161,7 +136,8 @@ class Connection:
             return True
         return not session.closing
 
-    def close(self, *, release: bool = True) -> None:
+    def close(self, *, bint release=True):
+        """Dismiss the session and close the socket; once."""
         if not self.closed:
             self.closed = True
             self.session.close(release=release)
