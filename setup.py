@@ -26,6 +26,7 @@ MODULES = [
     "qcore.wire.writer",
     "qcore.wire.packing",
     "qcore.wire.plain",
+    "qcore.wire.jsontext",
     "qcore.store.changelog",
     "qcore.store.native",
     "qcore.store.wal",

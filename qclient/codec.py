@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any, Final
 
 from qcore.errors import SerializationError
+from qcore.limits import MAX_DATA_BYTES, MAX_DATA_CHARS
+from qcore.wire.jsontext import fits
 from qcore.wire.packing import Unreadable, pack, unpack, unpack_frame
 
-__all__ = ["NIL", "Encoded", "Unreadable", "pack_payload", "readable", "unpack_frame", "unpack_payload"]
+__all__ = [
+    "NIL",
+    "SIZE_BOUND",
+    "Encoded",
+    "Unreadable",
+    "fits",
+    "pack_payload",
+    "readable",
+    "unpack_frame",
+    "unpack_payload",
+]
 
 
 class Encoded:
@@ -21,6 +33,9 @@ class Encoded:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
+
+#: What bounds data and results, in words.
+SIZE_BOUND: Final = f"the limit is {MAX_DATA_CHARS:,} characters as JSON, and {MAX_DATA_BYTES:,} bytes"
 
 NIL: Final = b"\xc0"
 

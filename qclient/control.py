@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from qclient.channel import COMMAND_TIMEOUT_S, Channel
-from qclient.codec import NIL, pack_payload
+from qclient.codec import NIL, SIZE_BOUND, fits, pack_payload
 from qclient.delivery import ACKING, BUFFERED, LOST, REPORTING, SETTLED, STARTED, JobContext, set_current
 from qclient.keeper import LeaseKeeper
 from qclient.outcomes import UNUSABLE_RESULT, Flight, Report, report_of
@@ -47,7 +47,6 @@ from qcore.errors import (
     SerializationError,
     StateError,
 )
-from qcore.limits import MAX_DATA_BYTES
 
 _log = logging.getLogger("qclient.worker")
 
@@ -429,9 +428,9 @@ class Control:
             packed = pack_payload(result, typed=self._typed, int64=self._int64)
         except SerializationError as exc:
             raise SerializationError(f"{UNUSABLE_RESULT}: {exc}") from None
-        if len(packed) > MAX_DATA_BYTES:
+        if not fits(packed):
             raise SerializationError(
-                f"{UNUSABLE_RESULT}: it has {len(packed)} bytes; the limit is {MAX_DATA_BYTES}"
+                f"{UNUSABLE_RESULT}: {len(packed)} bytes of it are too large; {SIZE_BOUND}"
             )
         return packed, result
 

@@ -11,14 +11,14 @@ from typing import Any, Unpack
 from qclient.checks import filled, whole
 from qclient.client import Client
 from qclient.closing import Closing
-from qclient.codec import pack_payload, readable
+from qclient.codec import SIZE_BOUND, fits, pack_payload, readable
 from qclient.job import Job
 from qclient.options import CHILD_FAILURE_FIELDS, JobOptions, to_wire
 from qclient.protocol import array_header, map_body, map_header
 from qclient.queue import job_name, queue_name
 from qclient.url import resolve
 from qcore.errors import FlowError, NotFoundError
-from qcore.limits import MAX_DATA_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
+from qcore.limits import MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
 
 _REFUSED_OPTIONS = ("repeat", "dedup", "debounce", "parent")
 
@@ -180,9 +180,9 @@ class _Plan:
             if entry.children:
                 fields["childrenIds"] = entry.children
             data = pack_payload({**(entry.node.data or {}), **entry.meta}, typed=typed, int64=int64)
-            if len(data) > MAX_DATA_BYTES:
+            if not fits(data):
                 raise FlowError(
-                    f"data of {entry.node.name!r} has {len(data)} bytes; at most {MAX_DATA_BYTES}"
+                    f"data of {entry.node.name!r}, {len(data)} bytes, are too large; {SIZE_BOUND}"
                 )
             body = map_header(len(fields) + 1) + map_body(fields) + b"\xa4data" + data
             parts += [map_header(3), map_body({"id": entry.id, "queue": entry.queue}), b"\xa5input", body]

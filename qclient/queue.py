@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 from qclient.checks import filled, flag, text, whole
 from qclient.client import Client
 from qclient.closing import Closing
-from qclient.codec import NIL, pack_payload, readable
+from qclient.codec import NIL, SIZE_BOUND, fits, pack_payload, readable
 from qclient.deadletters import DeadLetters, Stalls, UniqueKeys
 from qclient.durations import Duration, instant_ms, to_ms, wire_number
 from qclient.figures import Outcomes, WorkerInfo
@@ -24,7 +24,7 @@ from qclient.url import resolve
 from qclient.values import Counts, JobState, job_state
 from qclient.webhooks import Webhooks
 from qcore.errors import ConfigError, LimitError, NotFoundError, SerializationError, StateError
-from qcore.limits import MAX_DATA_BYTES, MAX_NAME_CHARS
+from qcore.limits import MAX_NAME_CHARS
 
 _BULK_JOBS = 1000
 _BULK_BYTES = 16 * 1024 * 1024
@@ -188,8 +188,8 @@ class Queue(Closing):
             return NIL
         can = self.client.greeted()
         payload = pack_payload(data, typed="typed" in can, int64="int64" in can)
-        if len(payload) > MAX_DATA_BYTES:
-            raise SerializationError(f"data has {len(payload)} bytes; the limit is {MAX_DATA_BYTES}")
+        if not fits(payload):
+            raise SerializationError(f"data of {len(payload)} bytes is too large; {SIZE_BOUND}")
         return payload
 
     # ----------------------------------------------------------------- reading

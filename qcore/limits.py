@@ -5,7 +5,9 @@ from __future__ import annotations
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 #: Before a connection has presented a token that is asked for.
 MAX_UNAUTHENTICATED_BYTES = 64 * 1024
-MAX_DATA_BYTES = 10 * 1024 * 1024
+#: Of the JSON text of data or a result, in UTF-16 units; three bytes each is the most that a text takes.
+MAX_DATA_CHARS = 10 * 1024 * 1024
+MAX_DATA_BYTES = 3 * MAX_DATA_CHARS
 MAX_NESTING = 512
 MAX_NAME_CHARS = 256
 MAX_PULL_COUNT = 1000

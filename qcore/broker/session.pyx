@@ -27,6 +27,7 @@ from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.engine.keys cimport KEY_FREE, KEY_PASSED, KEY_REPLACED, key_of
 from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
+from qcore.wire.jsontext cimport c_fits
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_skip_given, c_str
 from qcore.wire.writer cimport Writer
 
@@ -46,7 +47,6 @@ cdef enum:
     MAX_FRAME = 67108864
     MAX_STRANGER = 65536    # of a frame while the connection has not presented its token
     OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
-    MAX_DATA = 10485760
     MAX_QUEUE_NAME = 256
     MAX_JOB_NAME = 256
 
@@ -580,7 +580,7 @@ cdef class Session(Outlet):
         cdef bint is_int
         cdef uint32_t flag = 0
         if _is(key, key_n, b"data", 4):
-            if end - pos > MAX_DATA:
+            if not c_fits(p, pos, end):
                 return DECLINED
             data.start = pos
             data.end = end
@@ -1005,7 +1005,7 @@ cdef class Session(Outlet):
             elif f:                     # the first field is the command
                 return DECLINED
             pos = after
-        if pos != n or req.notes or job_id.start == 0 or result.end - result.start > MAX_DATA:
+        if pos != n or req.notes or job_id.start == 0 or not c_fits(p, result.start, result.end):
             return DECLINED
         if c_str(p, job_id.start, job_id.end, &s, &size) < 0:
             return DECLINED
@@ -1122,7 +1122,7 @@ cdef class Session(Outlet):
                 self.pieces[i].end = result_pos
                 if _undefined(p, self.pieces[i].start, result_pos):
                     self.pieces[i].start = 0
-                elif self.pieces[i].end - self.pieces[i].start > MAX_DATA:
+                elif not c_fits(p, self.pieces[i].start, result_pos):
                     return DECLINED
         for i in range(n_ids):
             packed = NULL

@@ -14,7 +14,7 @@ KINDS: Final[Mapping[Kind, str]] = {
     "any": "any value",
     "backoff": "ms ≥ 0, or a map: `type` (`fixed`, else `exponential`), `delay`, `maxDelay`, `jitter` 0 to 1",
     "batch": "a list of maps, each with the job options",
-    "data": "any value, at most 10 MB",
+    "data": "any value; its JSON text has at most 10,485,760 characters",
     "dead_config": "a map: `autoRetry`, `autoRetryInterval`, `maxAutoRetries`, `maxAge` (may be null), "
     "`maxEntries` ≥ 1",
     "dedup": "a map: `ttl` in ms, `extend`, `replace`, `keepUntilExpiry`",

@@ -23,12 +23,12 @@ from qcore.limits import (
     DEFAULT_BACKOFF_MS,
     MAX_ATTEMPTS,
     MAX_BACKOFF_OPTION_MS,
-    MAX_DATA_BYTES,
     MAX_GROUP_PRIORITY,
     MAX_NAME_CHARS,
     MAX_STACK_LINES,
     MAX_TIME_MS,
 )
+from qcore.wire.jsontext import fits
 from qcore.wire.writer import Packed
 
 __all__ = [
@@ -303,7 +303,7 @@ def _data(field: Field) -> Check:
         if isinstance(value, Packed):
             if value.fault is not None:
                 raise Refused(f"Job data {value.fault}")
-            if len(value) > MAX_DATA_BYTES:
+            if not fits(value.data):
                 raise Refused("Job data too large (max 10MB)")
         return value
 

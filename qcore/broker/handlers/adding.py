@@ -13,7 +13,6 @@ from qcore.limits import (
     DEFAULT_ATTEMPTS,
     DEFAULT_BACKOFF_MS,
     DEFAULT_STACK_LINES,
-    MAX_DATA_BYTES,
     MAX_TIME_MS,
 )
 from qcore.wire import commands
@@ -152,11 +151,8 @@ def admissible(session: Session, jobs: list[Fields]) -> None:
             first_run(options, broker.wall_ms)
         data = options.get("data")
         limit = options.get("sizeLimit")
-        if isinstance(data, Packed):
-            if len(data) > MAX_DATA_BYTES:
-                raise CommandError("Job data too large (max 10MB)")
-            if limit is not None and len(data) > limit:
-                raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
+        if isinstance(data, Packed) and limit is not None and len(data) > limit:
+            raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
         if broker.degraded is not None:
             kind = broker.trouble
             if options.get("durable"):

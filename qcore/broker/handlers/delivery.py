@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qcore.engine.lanes import Wanted
 from qcore.errors import CommandError, LeaseError, QError
-from qcore.limits import (
-    MAX_DATA_BYTES,
-    MAX_STACK_LINES,
-)
+from qcore.limits import MAX_STACK_LINES
+from qcore.wire.jsontext import fits
 from qcore.wire.writer import Packed, Writer
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ def _stored(result: object) -> bytes | None:
         return None
     if result.fault is not None:
         raise CommandError(f"Job result {result.fault}")
-    if len(result) > MAX_DATA_BYTES:
+    if not fits(result.data):
         raise CommandError("Job result too large (max 10MB)")
     return result.data
 

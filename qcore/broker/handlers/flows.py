@@ -10,9 +10,10 @@ import msgpack
 from qcore.broker.handlers.adding import admissible, admission, hold_add, lenient
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.errors import CommandError, FlowError
-from qcore.limits import MAX_DATA_BYTES, MAX_FLOW_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
+from qcore.limits import MAX_FLOW_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
 from qcore.wire import commands
 from qcore.wire.fields import given
+from qcore.wire.jsontext import fits
 from qcore.wire.packing import unpack
 from qcore.wire.scan import skip
 from qcore.wire.writer import Packed
@@ -123,7 +124,7 @@ def _node(node_id: str, entry: Mapping[str, object]) -> _Node:
     data = source.get("data")
     if not isinstance(data, Packed) or not _is_map(data.data):
         raise FlowError("flow job data must be an object")
-    if len(data) > MAX_DATA_BYTES:
+    if not fits(data.data):
         raise FlowError("Job data too large (max 10MB)")
     for key in _FLAGS:
         if source.get(key) is not None and not isinstance(source[key], bool):
