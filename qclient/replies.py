@@ -51,6 +51,13 @@ _OF_ANY_COMMAND = (
 
 def refused(reply: Mapping[str, Any], command: str) -> QError:
     """The exception for a reply with ``ok: false``."""
+    error = _refused(reply, command)
+    if isinstance(code := reply.get("code"), str):
+        error.code = code
+    return error
+
+
+def _refused(reply: Mapping[str, Any], command: str) -> QError:
     text = str(reply.get("error") or "refused without a reason")
     if text in ("Not authenticated", "Invalid token"):
         return AuthError(f"{command}: {text}")

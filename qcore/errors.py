@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from datetime import timedelta
+from typing import Final
 
 
 def described(fault: BaseException) -> str:
@@ -16,8 +17,28 @@ def described(fault: BaseException) -> str:
     return f"{type(fault).__module__}.{type(fault).__qualname__}\n{way}".rstrip()
 
 
+#: What a refusal is, for programs: the `code` of a reply to a client that announced ``codes``.
+CODES: Final = {
+    "invalid": "the request, or a field of it, is not acceptable",
+    "not_found": "the job, schedule, worker or address is not there",
+    "state": "the state of the job, or a unique key, does not permit it",
+    "lease": "the lock token is missing, wrong or expired",
+    "duplicate": "the id exists",
+    "flow": "the jobs cannot be tied together like that",
+    "limit": "a bound would be passed",
+    "rate_limited": "too many requests of this connection in this time",
+    "unauthenticated": "a token is wanted, or this one is none of the server's",
+    "unknown_command": "there is no such command",
+    "storage": "nothing was stored: the data file cannot be written",
+    "unknown_outcome": "the data file could not be written: whether the change lasts is not known",
+    "internal": "a fault of the server",
+}
+
+
 class QError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project; ``code`` is one of :data:`CODES`."""
+
+    code: str = "internal"
 
 
 class ConfigError(QError, ValueError):
@@ -34,6 +55,8 @@ class SerializationError(QError, ValueError):
 
 class StoreError(QError):
     """The data file could not be read or written; nothing was half done."""
+
+    code = "storage"
 
 
 class BackupError(QError):
@@ -65,10 +88,13 @@ class ProtocolError(TransportError):
 class AuthError(QError, PermissionError):
     """The server refused the token, or wants one."""
 
+    code = "unauthenticated"
+
 
 class CommandError(QError):
     """The engine refused a command; ``command`` names it, ``came`` what it got instead."""
 
+    code = "invalid"
     came: str | None = None
 
     def __init__(self, message: str, command: str = "") -> None:
@@ -80,27 +106,38 @@ class CommandError(QError):
 class NotFoundError(CommandError, LookupError):
     """A job, queue, schedule or worker is not there."""
 
+    code = "not_found"
+
 
 class StateError(CommandError):
     """The state of the job does not permit the command."""
+
+    code = "state"
 
 
 class LeaseError(CommandError):
     """The lock token is missing, wrong or expired."""
 
+    code = "lease"
+
 
 class DuplicateError(CommandError):
     """The id exists and the caller asked to be told."""
+
+    code = "duplicate"
 
 
 class LimitError(CommandError):
     """A limit was reached; ``retry_after`` in seconds where it is known."""
 
+    code = "limit"
     retry_after: float | None = None
 
 
 class FlowError(CommandError):
     """A flow was refused as a whole; nothing was created."""
+
+    code = "flow"
 
 
 class JobFailedError(QError):

@@ -16,7 +16,7 @@ from qcore.wire.commands import COMMANDS
 from qcore.wire.fields import ABSENT, Field, Kind
 
 _FIELD: Final = "field:"
-_TEXTS: Final[frozenset[Kind]] = frozenset({"queue", "id", "text", "string", "name", "group_id"})
+_TEXTS: Final[frozenset[Kind]] = frozenset({"queue", "id", "text", "string", "name", "group_id", "url"})
 _LISTS: Final[frozenset[Kind]] = frozenset(
     {"states", "ids", "queues", "tags", "words", "tokens", "event_types"}
 )

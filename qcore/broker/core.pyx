@@ -17,7 +17,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 from libc.time cimport time_t
 
 from qcore.broker.jobview cimport (
-    CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
+    CAP_CODES, CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
 )
 from qcore.broker.events cimport c_notes, c_write_event, c_write_event_map
 from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
@@ -928,10 +928,14 @@ cdef class Broker:
                     _raw(outlet.out, held_adds)
                 else:
                     why = self.trouble
-                    _refuse_held(outlet.out, held, f"Outcome unknown: applied in memory, not yet on disk ({why})")
+                    _refuse_held(outlet, held, f"Outcome unknown: applied in memory, not yet on disk ({why})",
+                                 "unknown_outcome")
                     # After a sync that failed a crash may still bring back what was written.
-                    _refuse_held(outlet.out, held_adds, f"Outcome unknown: not in memory, perhaps on disk ({why})"
-                                 if getattr(error, "unsure", False) else f"Nothing was stored ({why})")
+                    if getattr(error, "unsure", False):
+                        _refuse_held(outlet, held_adds, f"Outcome unknown: not in memory, perhaps on disk ({why})",
+                                     "unknown_outcome")
+                    else:
+                        _refuse_held(outlet, held_adds, f"Nothing was stored ({why})", "storage")
                 self.c_notify(outlet)
             self.c_notice(self.flight_noticed)
             self.flight_noticed = []
@@ -1285,13 +1289,14 @@ def too_many_waits(most):
     return f"Too many requests of this connection wait: at most {most} may"
 
 
-cdef int _refuse_held(Writer out, bytes held, str text) except -1:
+cdef int _refuse_held(Outlet outlet, bytes held, str text, str code) except -1:
     """Replace held replies by errors with the same request ids.
 
     A pull is answered with its jobs all the same: they are delivered, and nobody else
     would run or return them. After a crash they are waiting again.
     """
     cdef Py_ssize_t pos = 0, n, at, end = len(held)
+    cdef Writer out = outlet.out
     while pos < end:
         n = int.from_bytes(held[pos:pos + 4], "big")
         reply = msgpack.unpackb(held[pos + 4:pos + 4 + n], strict_map_key=False,
@@ -1301,6 +1306,8 @@ cdef int _refuse_held(Writer out, bytes held, str text) except -1:
             pos += 4 + n
             continue
         error = {"ok": False, "error": text}
+        if outlet.caps & CAP_CODES:
+            error["code"] = code
         if "reqId" in reply:
             error["reqId"] = reply["reqId"]
         at = out.c_open()

@@ -16,7 +16,7 @@ from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.broker.core cimport Broker, Outlet, T_ACK, T_PULL, T_PUSH
-from qcore.broker.jobview cimport CAP_OUTCOMES
+from qcore.broker.jobview cimport CAP_CODES, CAP_OUTCOMES
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
@@ -54,6 +54,7 @@ cdef double MAX_MS = <double>limits.MAX_TIME_MS
 
 cdef bytes K_OK = b"\xa2ok\xc3", K_ID = b"\xa2id", K_IDS = b"\xa3ids", K_REQ_ID = b"\xa5reqId"
 cdef bytes K_REFUSED = b"\xa2ok\xc2\xa5error"
+cdef bytes K_LIMIT = b"\xa4code\xa5limit"
 cdef bytes K_DATA = b"\xa4data"
 
 cdef unsigned char QUEUE_CHARS[256]
@@ -286,6 +287,7 @@ cdef class Session(Outlet):
                 self.c_write(self.out, {
                     "ok": False,
                     "error": f"Frame too large: {size} bytes exceeds maximum {self.c_most()}",
+                    **handlers.coded(self, "limit"),
                 })
                 self.closing = True
                 break
@@ -302,8 +304,8 @@ cdef class Session(Outlet):
     cdef int c_frame(self, const unsigned char *p, Py_ssize_t n) except -1:
         self.n_frames += 1
         if self.rate_max and not self.c_admit_request():
-            self.c_write(self.out, handlers.refuse_frame(PyBytes_FromStringAndSize(<char *>p, n),
-                                                         "Rate limit exceeded"))
+            self.c_write(self.out, handlers.refuse_frame(self, PyBytes_FromStringAndSize(<char *>p, n),
+                                                         "Rate limit exceeded", "rate_limited"))
             return 0
         if self.authenticated and self.c_hot(p, n) == SERVED:
             return 0
@@ -340,7 +342,8 @@ cdef class Session(Outlet):
             if w.n - at > MAX_FRAME:
                 # No peer would take it.
                 w.n = at
-                refusal = {"ok": False, "error": f"The reply would be over {MAX_FRAME} bytes: ask for less"}
+                refusal = {"ok": False, "error": f"The reply would be over {MAX_FRAME} bytes: ask for less",
+                           **handlers.coded(self, "limit")}
                 if "reqId" in reply:
                     refusal["reqId"] = reply["reqId"]
                 w.c_value(refusal)
@@ -927,9 +930,11 @@ cdef class Session(Outlet):
         if self.c_may_wait():
             return self.broker.c_wait(self, q, count, lease_ms, owner, req_id, req_id_n, timeout_ms, wanted)
         at = self.out.c_open()
-        self.out.c_map(2 + (req_id != NULL))
+        self.out.c_map(2 + (req_id != NULL) + (self.caps & CAP_CODES != 0))
         _raw(self.out, K_REFUSED)
         self.out.c_text(too_many_waits(self.max_waits))
+        if self.caps & CAP_CODES:
+            _raw(self.out, K_LIMIT)
         if req_id != NULL:
             _raw(self.out, K_REQ_ID)
             self.out.c_raw(req_id, req_id_n)

@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 from typing_extensions import disjoint_base
 
 from qcore.engine.losses import Losses
+from qcore.errors import CommandError
 
 #: (queue, id or None, dependsOn, parentId or None, parentToken or None)
 _Ties = tuple[str, str | None, Sequence[str], str | None, str | None]
@@ -16,7 +17,7 @@ class Flows(Losses):
     def owns(self, job_id: str) -> bool: ...
     def check_links(
         self, jobs: Sequence[_Ties], lenient: Container[int] = ()
-    ) -> tuple[int, Exception] | None: ...
+    ) -> tuple[int, CommandError] | None: ...
     def begin_batch(self, jobs: Sequence[str | None]) -> None: ...
     def update_parent(
         self, child_id: str, parent_id: str, now_ms: int, *, token: str | None = None

@@ -77,6 +77,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 
+class UnknownCommand(CommandError):
+    """There is no command of that name."""
+
+    code = "unknown_command"
+
+
 def queue_name(value: object) -> str:
     """Return a valid queue name; CommandError with the protocol's text otherwise."""
     try:
@@ -181,7 +187,7 @@ class _Checker:
             if field.kind == "batch":
                 continue
             if field.required:
-                text = _MISSING.get(field.kind, "{} is required").format(field.name)
+                text = field.absent or _MISSING.get(field.kind, "{} is required").format(field.name)
                 self._required.append((field.name, checker(field), text))
             else:
                 self._optional[field.name] = checker(field)
@@ -237,7 +243,7 @@ class _Checker:
                     raise Refused("must be an object", job)
                 options.check(job, one)
             except Refused as refused:
-                indexed = Refused(f"jobs[{len(checked)}]: {refused}")
+                indexed = type(refused)(f"jobs[{len(checked)}]: {refused}")
                 indexed.came = refused.came
                 raise indexed from None
             checked.append(one)
@@ -266,7 +272,7 @@ def job_options(options: Mapping[str, object]) -> dict[str, object]:
         _FLOW_OPTIONS.check(options, out)
     except Refused as refused:
         error = CommandError(str(refused))
-        error.came = refused.came
+        error.came, error.code = refused.came, refused.code
         raise error from None
     return out
 
@@ -285,7 +291,7 @@ def find(cmd: object) -> Command:
     shown = cmd if isinstance(cmd, str) else repr(cmd) if isinstance(cmd, int | float) else type(cmd).__name__
     if len(shown) > _ECHO_CHARS:
         shown = shown[:_ECHO_CHARS] + "..."
-    raise CommandError(f"Unknown command: {shown}")
+    raise UnknownCommand(f"Unknown command: {shown}")
 
 
 def check(command: Command, request: Mapping[str, object]) -> dict[str, object]:
@@ -303,5 +309,5 @@ def check(command: Command, request: Mapping[str, object]) -> dict[str, object]:
         return ready.check(request)
     except Refused as refused:
         error = CommandError(str(refused), command.name)
-        error.came = refused.came
+        error.came, error.code = refused.came, refused.code
         raise error from None

@@ -56,6 +56,7 @@ KINDS: Final[Mapping[Kind, str]] = {
     "text": "a text; an empty one counts as not given",
     "time": "a finite number, rounded to whole ms",
     "tokens": "a list of texts or nulls",
+    "url": "a text of at most 2048 characters: http or https, of a public address",
     "whole": "a whole number or a text of digits",
     "words": "a list; texts in it are kept",
 }

@@ -131,6 +131,7 @@ Kind = Literal[
     "text",  # a text; an empty one counts as not given
     "time",  # ms since the epoch
     "tokens",  # a list of texts or nulls
+    "url",  # of a webhook; its form is checked by what adds it
     "words",  # a list whose texts are kept
 ]
 
@@ -141,7 +142,8 @@ class Field:
 
     ``default`` is what an absent field means. ``implied`` says that the engine
     knows this default, and a checked request leaves the field out; other
-    defaults are filled in. Bounds are inclusive.
+    defaults are filled in. ``absent`` is the protocol's text for a required field that
+    is not there, if it has one of its own. Bounds are inclusive.
     """
 
     name: str
@@ -152,14 +154,23 @@ class Field:
     maximum: int | None = None
     help: str = ""
     implied: bool = False
+    absent: str = ""
 
 
 class Refused(Exception):
     """A field is not acceptable; the text says which and why, ``came`` what was there instead."""
 
+    code = "invalid"
+
     def __init__(self, text: str, value: object = ABSENT) -> None:
         super().__init__(text)
         self.came: str | None = None if value is ABSENT else shape(value)
+
+
+class TooLarge(Refused):
+    """It would be acceptable if it were smaller."""
+
+    code = "limit"
 
 
 def seen(refused: Refused, value: object) -> Refused:
@@ -304,7 +315,7 @@ def _data(field: Field) -> Check:
             if value.fault is not None:
                 raise Refused(f"Job data {value.fault}")
             if not fits(value.data):
-                raise Refused("Job data too large (max 10MB)")
+                raise TooLarge("Job data too large (max 10MB)")
         return value
 
     return check
@@ -833,6 +844,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "text": _text,
     "time": lambda field: _number_check(field, numeric_text=False, duration=True),
     "tokens": _tokens,
+    "url": _any,
     "words": _words,
 }
 

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from qcore.broker.handlers import EXTENSIONS
+from qcore.errors import CODES
 from qcore.wire.commands import COMMANDS
 from qcore.wire.describe import KINDS, describe, protocol_tables
 from qcore.wire.fields import Kind
@@ -24,6 +26,13 @@ def test_the_page_is_up_to_date() -> None:
     assert script.PAGE.read_text(encoding="utf-8") == expected, (
         "the command table has changed: run `python docs/protocol_page.py`, then commit the page"
     )
+
+
+def test_every_code_and_capability_is_there() -> None:
+    text = SCRIPT.with_name("reference").joinpath("protocol.md").read_text(encoding="utf-8")
+    for code, meaning in CODES.items():
+        assert f"| `{code}` | {meaning} |\n" in text
+    assert all(f"`{name}`" in text for name in EXTENSIONS)
 
 
 def test_every_kind_is_described() -> None:

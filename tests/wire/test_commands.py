@@ -497,7 +497,8 @@ def test_session_commands_take_anything() -> None:
         "capabilities": ["int64"],
     }
     assert checked("Hello", capabilities=5) == {}
-    assert checked("Auth") == {}
+    assert checked("Auth", token=5) == {"token": 5}
+    assert refusal("Auth") == "Invalid token"
     assert checked("Ping", extra="ignored") == {}
 
 

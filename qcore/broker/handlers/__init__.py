@@ -28,15 +28,15 @@ from qcore.broker.handlers import (
     webhooks,
     workers,
 )
-from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply
-from qcore.errors import CommandError, ProtocolError, QError, described
+from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply, coded
+from qcore.errors import AuthError, CommandError, ProtocolError, QError, described
 from qcore.wire import commands
 from qcore.wire.packing import unpack_request
 
 if TYPE_CHECKING:
     from qcore.broker.session import Session
 
-__all__ = ["EXTENSIONS", "HANDLERS", "handle", "refuse_frame"]
+__all__ = ["EXTENSIONS", "HANDLERS", "coded", "handle", "refuse_frame"]
 
 NOTHING: Mapping[str, object] = {}
 
@@ -60,9 +60,9 @@ HANDLERS: Mapping[str, Handler] = {
 }
 
 
-def refuse_frame(frame: bytes, text: str) -> Reply:
+def refuse_frame(session: Session, frame: bytes, text: str, code: str) -> Reply:
     """The error for a frame that is not run; its request id is echoed if it is a text."""
-    reply: Reply = {"ok": False, "error": text}
+    reply: Reply = {"ok": False, "error": text, **coded(session, code)}
     try:
         request = unpack_request(frame)
     except ProtocolError:
@@ -77,25 +77,25 @@ def handle(session: Session, frame: bytes) -> int:
     try:
         request = unpack_request(frame)
     except ProtocolError:
-        return session.reply({"ok": False, "error": "Invalid command format"})
+        return session.reply(_early(session, "Invalid command format", None))
     if request is None:
-        return session.reply({"ok": False, "error": "Invalid command format"})
+        return session.reply(_early(session, "Invalid command format", None))
     if not isinstance(request, dict) or not request.get("cmd"):
-        return session.reply(_early("Invalid command", request))
+        return session.reply(_early(session, "Invalid command", request))
     if isinstance(request.get("reqId"), dict):
-        return session.reply({"ok": False, "error": "reqId must not be a map"})
+        return session.reply(_early(session, "reqId must not be a map", None))
     cmd = request["cmd"]
     if not session.authenticated and cmd != "Auth":
-        return session.reply(_early("Not authenticated", request))
+        return session.reply(_early(session, "Not authenticated", request, AuthError.code))
     handler = HANDLERS.get(cmd) if isinstance(cmd, str) else None
     try:
         if handler is None:
             commands.find(cmd)  # has the text
-            raise CommandError(f"Unknown command: {cmd}")
+            raise commands.UnknownCommand(f"Unknown command: {cmd}")
         command = commands.COMMANDS[cmd]
         fields = commands.check(command, request)
     except CommandError as error:
-        return session.reply(_early(error.message, request, _came(session, error)))
+        return session.reply(_early(session, error.message, request, error.code, _came(session, error)))
     answer = Answer(session, request, command)
     try:
         archived.bring(answer, cmd, fields)
@@ -103,12 +103,12 @@ def handle(session: Session, frame: bytes) -> int:
             answer.held = session.broker.holds(_named(fields))
         reply = handler(answer, fields)
     except QError as error:
-        reply = {"ok": False, "error": str(error), **_came(session, error)}
+        reply = {"ok": False, "error": str(error), **answer.coded(error.code), **_came(session, error)}
         answer.held = False
     except Exception as fault:
         # A fault of ours must cost its caller an error, and nobody else anything.
         logger.error("%s failed: %s", cmd, described(fault))
-        reply = {"ok": False, "error": "Internal server error"}
+        reply = {"ok": False, "error": "Internal server error", **answer.coded("internal")}
         answer.held = False
     finally:
         session.broker.engine.release_guests()
@@ -129,8 +129,14 @@ def _came(session: Session, error: QError) -> Reply:
     return {} if came is None or not session.announced("codes") else {"came": came}
 
 
-def _early(text: str, request: object, more: Mapping[str, object] = NOTHING) -> Reply:
-    reply: Reply = {"ok": False, "error": text, **more}
+def _early(
+    session: Session,
+    text: str,
+    request: object,
+    code: str = CommandError.code,
+    more: Mapping[str, object] = NOTHING,
+) -> Reply:
+    reply: Reply = {"ok": False, "error": text, **coded(session, code), **more}
     if isinstance(request, dict) and isinstance(request.get("reqId"), str):
         reply["reqId"] = request["reqId"]
     return reply

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qcore.engine.cron import Cron, CronError, check_zone
 from qcore.engine.schedule import next_occurrence
-from qcore.errors import CommandError
+from qcore.errors import CommandError, LimitError, NotFoundError
 from qcore.limits import (
     DEFAULT_ATTEMPTS,
     DEFAULT_BACKOFF_MS,
@@ -52,6 +52,12 @@ _DEDUP = {
 _Tie: TypeAlias = tuple[str, str | None, list[str], str | None, str | None]
 
 
+class NotStored(CommandError):
+    """Refused up front, because the data file cannot be written."""
+
+    code = "storage"
+
+
 def keeps_none(removal: object) -> bool:
     """Whether a policy of removal says that the job goes at its end."""
     if isinstance(removal, Mapping):
@@ -78,24 +84,31 @@ def _pushb(answer: Answer, fields: Fields) -> Reply:
         try:
             admissible(session, [options])
         except CommandError as error:
-            raise CommandError(f"jobs[{index}]: {error.message}") from None
+            raise _of_member(index, error) from None
     bad = _bad_tie(session, fields["queue"], jobs, fields.get("resentSince"))
     if bad is not None:
-        raise CommandError(f"jobs[{bad[0]}]: {bad[1]}")
+        raise _of_member(*bad)
     admissions = []
     for index, options in enumerate(jobs):
         try:
             admissions.append(admission(options, session.broker.wall_ms))
         except CommandError as error:  # a name that is in the data
-            raise CommandError(f"jobs[{index}]: {error.message}") from None
+            raise _of_member(index, error) from None
     outcome = session.add(fields["queue"], admissions, fields.get("resentSince"))
     hold_add(answer, outcome)
     return {"ids": outcome.ids}
 
 
+def _of_member(index: int, error: CommandError) -> CommandError:
+    """The refusal of one job of a batch: it says which, and is of the same kind."""
+    named = type(error)(f"jobs[{index}]: {error}")
+    named.came = error.came
+    return named
+
+
 def _bad_tie(
     session: Session, queue: str, jobs: list[Fields], resent_since_ms: int | None
-) -> tuple[int, Exception] | None:
+) -> tuple[int, CommandError] | None:
     """The first job that cannot be tied to others as it says, and why."""
     engine = session.broker.engine
     if not engine.tied and not any(name in options for options in jobs for name in _TIES):
@@ -116,7 +129,9 @@ def _bad_tie(
     return bad if bad is not None else _missing_parent(session, jobs, ties)
 
 
-def _missing_parent(session: Session, jobs: list[Fields], ties: list[_Tie]) -> tuple[int, Exception] | None:
+def _missing_parent(
+    session: Session, jobs: list[Fields], ties: list[_Tie]
+) -> tuple[int, CommandError] | None:
     """The first job that is to be refused because its parent is neither there nor comes before it."""
     engine = session.broker.engine
     for index, (_, job_id, _, parent_id, _) in enumerate(ties):
@@ -125,7 +140,7 @@ def _missing_parent(session: Session, jobs: list[Fields], ties: list[_Tie]) -> t
         if job_id is not None and engine.state(job_id) not in ("unknown", "completed", "failed"):
             continue  # it is there, and adding it again changes nothing
         if engine.state(parent_id) == "unknown" and all(other[1] != parent_id for other in ties[:index]):
-            return (index, CommandError(f"Parent job not found: {parent_id}"))
+            return (index, NotFoundError(f"Parent job not found: {parent_id}"))
     return None
 
 
@@ -152,15 +167,13 @@ def admissible(session: Session, jobs: list[Fields]) -> None:
         data = options.get("data")
         limit = options.get("sizeLimit")
         if isinstance(data, Packed) and limit is not None and len(data) > limit:
-            raise CommandError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
+            raise LimitError(f"Job data of {len(data)} bytes is over its sizeLimit of {limit}")
         if broker.degraded is not None:
             kind = broker.trouble
             if options.get("durable"):
-                raise CommandError(f"Nothing was stored: the data file cannot be written ({kind})")
+                raise NotStored(f"Nothing was stored: the data file cannot be written ({kind})")
             if broker.unflushed > broker.unflushed_limit:
-                raise CommandError(
-                    f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})"
-                )
+                raise NotStored(f"Nothing was stored: {broker.unflushed} changes wait for the disk ({kind})")
 
 
 def first_run(options: Fields, now_ms: int) -> tuple[int, int | None]:

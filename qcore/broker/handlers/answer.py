@@ -18,6 +18,11 @@ Reply = dict[str, object]
 EXTENSIONS = {"int64": 1, "typed": 2, "outcomes": 4, "codes": 8}
 
 
+def coded(session: Session, code: str) -> Reply:
+    """The code of a refusal, if the client asked for it."""
+    return {"code": code} if session.announced("codes") else {}
+
+
 class Answer:
     """The reply to one request in the making."""
 
@@ -29,6 +34,10 @@ class Answer:
         self.command = command
         self.held = False
         self.add = False
+
+    def coded(self, code: str) -> Reply:
+        """The code of a refusal, if the client asked for it."""
+        return coded(self.session, code)
 
     def send(self, reply: Reply) -> int:
         ordered: Reply = {"ok": reply.pop("ok"), **reply}

@@ -106,11 +106,11 @@ def in_turns(answer: Answer, work: Work) -> Reply | None:
             reply = yield from work
         except QError as error:
             answer.held = False
-            reply = {"ok": False, "error": str(error)}
+            reply = {"ok": False, "error": str(error), **answer.coded(error.code)}
         except Exception:
             logger.exception("%s failed", answer.command.name)
             answer.held = False
-            reply = {"ok": False, "error": "Internal server error"}
+            reply = {"ok": False, "error": "Internal server error", **answer.coded("internal")}
         if late and not answer.session.closed:
             answer.send({"ok": True, **reply})
             answer.session.broker.tell(answer.session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qcore.broker.handlers.answer import EXTENSIONS, Answer, Fields, Handler, Reply
-from qcore.errors import CommandError
+from qcore.errors import AuthError
 
 PROTOCOL_VERSION = 3
 SERVER_NAME = "bunqueue"  # some clients may look at it; the version is ours
@@ -32,7 +32,7 @@ def _auth(answer: Answer, fields: Fields) -> Reply:
     settings = session.settings
     digest = settings.tokens.find(fields.get("token")) if settings is not None else None
     if digest is None:
-        raise CommandError("Invalid token")
+        raise AuthError("Invalid token")
     session.state["token"] = digest
     session.authenticated = True
     return {}

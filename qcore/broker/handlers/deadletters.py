@@ -8,7 +8,7 @@ from typing import Any
 
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply, at_most
 from qcore.engine.queue import DLQ_DEFAULTS
-from qcore.errors import CommandError
+from qcore.errors import LimitError
 from qcore.limits import (
     MAX_PULL_REPLY_BYTES,
 )
@@ -90,7 +90,7 @@ def _dlq(answer: Answer, fields: Fields) -> Reply:
         letter = extra["dlq"]
         size += 2 * len(job)
         if size > MAX_PULL_REPLY_BYTES:
-            raise CommandError(
+            raise LimitError(
                 f"The reply would pass {MAX_PULL_REPLY_BYTES} bytes: ask for at most {len(jobs)} entries"
             )
         jobs.append(job)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from qcore.engine.lanes import Wanted
-from qcore.errors import CommandError, LeaseError, QError
+from qcore.errors import CommandError, LeaseError, LimitError, QError
 from qcore.limits import MAX_STACK_LINES
 from qcore.wire.jsontext import fits
 from qcore.wire.writer import Packed, Writer
@@ -71,7 +71,7 @@ def _stored(result: object) -> bytes | None:
     if result.fault is not None:
         raise CommandError(f"Job result {result.fault}")
     if not fits(result.data):
-        raise CommandError("Job result too large (max 10MB)")
+        raise LimitError("Job result too large (max 10MB)")
     return result.data
 
 
@@ -110,7 +110,7 @@ def _ackb(answer: Answer, fields: Fields) -> Reply:
         except QError as error:
             first = first or error
             ignored.append(index)
-            refused.append({"index": index, "id": job_id, "reason": str(error)})
+            refused.append({"index": index, "id": job_id, "reason": str(error), **answer.coded(error.code)})
             continue
         accepted += 1
         if not applied:

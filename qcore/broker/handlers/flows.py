@@ -9,7 +9,7 @@ import msgpack
 
 from qcore.broker.handlers.adding import admissible, admission, hold_add, lenient
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
-from qcore.errors import CommandError, FlowError
+from qcore.errors import CommandError, DuplicateError, FlowError, NotFoundError
 from qcore.limits import MAX_FLOW_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
 from qcore.wire import commands
 from qcore.wire.fields import given
@@ -50,7 +50,7 @@ def _pushf(answer: Answer, fields: Fields) -> Reply:
     _check_graph(nodes, engine.owns)
     for node in nodes.values():
         if engine.owns(node.id):
-            raise FlowError(f"Flow job {node.id} already exists")
+            raise DuplicateError(f"Flow job {node.id} already exists")
     admissible(session, [{**node.options, "durable": True} for node in nodes.values()])
     ties = [(node.queue, node.id, node.depends_on, node.parent, None) for node in nodes.values()]
     bad = engine.check_links(ties, lenient(node.options for node in nodes.values()))
@@ -295,7 +295,7 @@ def _get_dependencies(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     found = session.broker.engine.dependencies(fields["id"])
     if found is None:
-        raise CommandError("Job not found")
+        raise NotFoundError("Job not found")
     data: Reply = {kind: ids[: fields.get("limit")] for kind, ids in found.items()}
     processed = found["processed"][: fields.get("limit")]
     results = session.broker.results_packed(session, processed)

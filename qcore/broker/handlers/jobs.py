@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qcore.errors import CommandError
+from qcore.errors import NotFoundError, StateError
 
 if TYPE_CHECKING:
     pass
@@ -26,7 +26,7 @@ def _move_to_delayed(answer: Answer, fields: Fields) -> Reply:
 def _promote(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     if not broker.engine.promote(fields["id"], broker.wall_ms):
-        raise CommandError("Job not found or not delayed")
+        raise StateError("Job not found or not delayed")
     return {}
 
 
@@ -34,7 +34,7 @@ def _change_delay(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     delay_ms = math.floor(fields["delay"])
     if not broker.engine.change_delay(fields["id"], delay_ms, broker.wall_ms, token=fields.get("token")):
-        raise CommandError("Job not found or cannot change delay")
+        raise StateError("Job not found or cannot change delay")
     return {}
 
 
@@ -47,7 +47,7 @@ def _move_to_wait(answer: Answer, fields: Fields) -> Reply:
 def _cancel(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     if not broker.engine.cancel(fields["id"], broker.wall_ms):
-        raise CommandError("Job not found or cannot be cancelled")
+        raise StateError("Job not found or cannot be cancelled")
     return {}
 
 
@@ -61,7 +61,7 @@ def _change_priority(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     priority = float(fields["priority"])
     if not broker.engine.change_priority(fields["id"], priority, broker.wall_ms, lifo=fields.get("lifo")):
-        raise CommandError("Job not found or not in queue")
+        raise StateError("Job not found or not in queue")
     return {}
 
 
@@ -77,7 +77,7 @@ def _update(answer: Answer, fields: Fields) -> Reply:
     _by_holder(answer, fields)
     data = keep_reserved(session.broker.engine.data(fields["id"]), fields["data"].data)
     if not session.update(fields["id"], data):
-        raise CommandError("Job not found or cannot be updated")
+        raise StateError("Job not found or cannot be updated")
     return {}
 
 
@@ -128,7 +128,7 @@ def _get_job(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     job = session.broker.job_packed(session, fields["id"])
     if job is None:
-        raise CommandError("Job not found")
+        raise NotFoundError("Job not found")
     return {"job": job}
 
 
@@ -149,7 +149,7 @@ def _get_job_by_custom_id(answer: Answer, fields: Fields) -> Reply:
     session = answer.session
     job = session.broker.live_job_packed(session, fields["customId"])
     if job is None:
-        raise CommandError("Job not found")
+        raise NotFoundError("Job not found")
     return {"job": job}
 
 
@@ -159,7 +159,7 @@ def _wait_job(answer: Answer, fields: Fields) -> Reply | None:
     job_id = fields["id"]
     state = session.broker.engine.watch(job_id)
     if state == "removed":
-        raise CommandError("Job not found")
+        raise NotFoundError("Job not found")
     if state == "failed" or (state == "waiting" and session.broker.parting):
         return {"completed": False}
     if state == "waiting":

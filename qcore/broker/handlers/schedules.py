@@ -9,7 +9,7 @@ from qcore.broker.handlers.adding import admissible, admission
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.engine.cron import Cron, CronError, check_zone
 from qcore.engine.schedule import Schedule
-from qcore.errors import CommandError
+from qcore.errors import CommandError, NotFoundError
 from qcore.wire.fields import MAX_SETTING
 
 #: Of an admission, what the schedule has itself, or what only an add has.
@@ -88,7 +88,7 @@ def _cron(answer: Answer, fields: Fields) -> Reply:
 def _found(answer: Answer, fields: Fields) -> Schedule:
     schedule = answer.session.broker.engine.schedule(fields["name"])
     if schedule is None:
-        raise CommandError("Cron job not found")
+        raise NotFoundError("Cron job not found")
     return schedule
 
 

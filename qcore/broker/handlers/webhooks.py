@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.broker.webhooks import Hook, check_events, check_url
-from qcore.errors import CommandError
+from qcore.errors import NotFoundError
 
 
 def _add_webhook(answer: Answer, fields: Fields) -> Reply:
@@ -33,7 +33,7 @@ def _add_webhook(answer: Answer, fields: Fields) -> Reply:
 
 def _remove_webhook(answer: Answer, fields: Fields) -> Reply:
     if not answer.session.broker.drop_hook(fields["webhookId"]):
-        raise CommandError("Webhook not found")
+        raise NotFoundError("Webhook not found")
     return {"data": {"removed": True}}
 
 
@@ -41,7 +41,7 @@ def _set_webhook_enabled(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     hook = broker.hooks.by_id.get(fields["id"])
     if hook is None:
-        raise CommandError("Webhook not found")
+        raise NotFoundError("Webhook not found")
     hook.enabled = fields["enabled"]
     broker.keep_hook(hook)
     return {}

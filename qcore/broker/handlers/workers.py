@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.engine.workers import Worker
-from qcore.errors import CommandError
+from qcore.errors import NotFoundError
 
 
 def _shown(worker: Worker, *, active: bool) -> Reply:
@@ -58,7 +58,7 @@ def _heartbeat(answer: Answer, fields: Fields) -> Reply:
     broker = answer.session.broker
     worker = broker.engine.workers.get(fields["id"])
     if worker is None:
-        raise CommandError("Worker not found")
+        raise NotFoundError("Worker not found")
     broker.engine.workers.seen(worker, broker.wall_ms, broker.monotonic_ns)
     worker.active_jobs = fields.get("activeJobs", worker.active_jobs)
     worker.processed_jobs = fields.get("processed", worker.processed_jobs)
@@ -68,7 +68,7 @@ def _heartbeat(answer: Answer, fields: Fields) -> Reply:
 
 def _unregister_worker(answer: Answer, fields: Fields) -> Reply:
     if not answer.session.broker.engine.workers.remove(fields["workerId"]):
-        raise CommandError("Worker not found")
+        raise NotFoundError("Worker not found")
     return {"data": {"removed": True}}
 
 

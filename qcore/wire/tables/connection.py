@@ -17,6 +17,11 @@ COMMANDS: Final = (
         ("protocolVersion", "capabilities", "server", "version"),
         help="Announce capabilities; optional.",
     ),
-    Command("Auth", (Field("token", "any", help="one of the server's tokens"),), (), ("Invalid token",)),
+    Command(
+        "Auth",
+        (Field("token", "any", required=True, help="one of the server's tokens", absent="Invalid token"),),
+        errors=("Invalid token",),
+        help="Show a token, which counts for this connection.",
+    ),
     Command("Ping", reply=("data.pong", "data.time"), help="Ask for a sign of life."),
 )

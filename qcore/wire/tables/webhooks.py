@@ -11,7 +11,7 @@ COMMANDS: Final = (
     Command(
         "AddWebhook",
         (
-            Field("url", "any", help="http or https, of a public address; at most 2048 characters"),
+            Field("url", "url", required=True, help="where it is posted", absent="Webhook URL is required"),
             Field(
                 "events", "list", required=True, help="job.pushed, .started, .completed, .failed, .progress"
             ),
