@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgpack
 
@@ -39,6 +39,19 @@ _READ_BYTES = 65_536  # of an answer; its text is of no interest
 
 class _Refused(OSError):
     """The name leads to no address that may be told."""
+
+
+def _said(error: Exception) -> str:
+    """Why nothing was told, for the log: neither class names of ours nor what is in the URL."""
+    if isinstance(error, _Refused):
+        return str(error)
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"no answer that is HTTP ({type(error).__name__})"
 
 
 class _Pinned(http.client.HTTPConnection):
@@ -135,7 +148,7 @@ class Poster:
             try:
                 status, good = self._post(hook, notice)
             except Exception as error:  # whatever a peer does must not end the thread
-                status, good = f"{type(error).__name__}: {error}"[:200], False
+                status, good = _said(error)[:200], False
             if not good and attempt < self._settings.tries:
                 due = time.monotonic() + attempt * self._settings.pause_ms / 1000
                 with self._wanted:
@@ -156,6 +169,9 @@ class Poster:
         if hook.secret:
             headers["X-Webhook-Signature"] = hmac.new(hook.secret.encode(), body, hashlib.sha256).hexdigest()
         parts = split_url(hook.url)
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode('ascii')}"
         tls = parts.scheme == "https"
         host = parts.hostname or ""
         if ":" not in host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,20 @@ HOOK_EVENTS: Final = {
 MAX_URL_CHARS: Final = 2048
 MAX_NAMED: Final = 32  # of the names that a refusal repeats
 
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 #: (hook id, type of event, queue, job id, ms, what the engine emitted with it)
 Notice: TypeAlias = tuple[str, str, str, str, int, Any]
 
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+#: Networks of IPv6 that carry an IPv4 address at their end, each for some kind of translation.
+_CARRIERS: Final = tuple(
+    ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")
+)
+#: Before the IPv4 address at the end of an address of ISATAP.
+_ISATAP: Final = (0x00005EFE, 0x02005EFE)
 _ULA: Final = ipaddress.ip_network("fc00::/7")
 _THIS: Final = ipaddress.ip_network("0.0.0.0/8")
 
@@ -121,8 +130,13 @@ def unwrapped(address: Address) -> Address:
             return address.ipv4_mapped
         if address.sixtofour is not None:
             return address.sixtofour
-        if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        number = int(address)
+        if (
+            any(address in network for network in _CARRIERS)
+            or number >> 32 & 0xFFFFFFFF in _ISATAP
+            or (number >> 32 == 0 and number > 1)
+        ):
+            return ipaddress.IPv4Address(number & 0xFFFFFFFF)
     return address
 
 
@@ -181,9 +195,24 @@ def url_host(url: object) -> str:
         raise CommandError("Invalid URL format")
     if parts.scheme not in ("http", "https"):
         raise CommandError("Webhook URL must use http or https protocol")
-    if not encoded:
+    if not _is_host(encoded) or ("[" in parts.netloc) != (":" in encoded):
         raise CommandError("Invalid URL format")
     return encoded
+
+
+def _is_host(host: str) -> bool:
+    """Whether it is an address, or a name that can be looked up."""
+    if literal(host) is not None:
+        return True
+    # A last label that is a number makes an address of it, and this one is none.
+    return _NAME.fullmatch(host) is not None and _NUMBER.fullmatch(host.rpartition(".")[2]) is None
+
+
+def shown_url(url: str) -> str:
+    """The URL of a hook without the user and the password in it."""
+    parts = split_url(url)
+    _, at, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"***@{host}").geturl() if at else url
 
 
 def check_url(url: object, allowed: tuple[Network, ...] = ()) -> str:

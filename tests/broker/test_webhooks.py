@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import http.server
 import ipaddress
 import json
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -206,10 +208,52 @@ def test_defect_78_a_name_that_leads_inside_is_not_told(ear: Ear) -> None:
             broker.keep_hook(inside)  # a name that was not that of this machine when it was added
         talk.good("PUSH", queue="q", name="n")
         assert wait_for(engine, 1)["failureCount"] == 1
-        assert inside.last_status == "_Refused: the name leads to a loopback IP"
+        assert inside.last_status == "the name leads to a loopback IP"
     finally:
         engine.close()
     assert ear.heard.empty()
+
+
+@pytest.mark.parametrize(
+    ("user", "sent"), [("us:s3cr3t", "us:s3cr3t"), ("t0k3n", "t0k3n:"), ("a%40b:%2F", "a@b:/")]
+)
+def test_who_asks_is_in_the_post_and_never_shown(
+    engine: EmbeddedEngine, ear: Ear, user: str, sent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = Local(engine)
+    url = f"http://{user}@127.0.0.1:{ear.port}/p?x=1"
+    shown = f"http://***@127.0.0.1:{ear.port}/p?x=1"
+    assert talk.good("AddWebhook", url=url, events=["job.pushed"])["data"]["url"] == shown
+    assert talk.good("ListWebhooks")["data"]["webhooks"][0]["url"] == shown
+    for _ in range(3):
+        ear.answers.put(500)
+    talk.good("PUSH", queue="q", name="n")
+    path, headers, _ = ear.next()
+    assert (path, headers["Host"]) == ("/p?x=1", f"127.0.0.1:{ear.port}")
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == sent
+    wait_for(engine, 1)
+    assert user not in caplog.text
+    assert "was not told of a pushed: 500" in caplog.text
+
+
+@pytest.mark.parametrize(("scheme", "said"), [("http", "Connection refused"), ("https", "no TLS: ")])
+def test_the_log_says_in_words_why_a_hook_was_not_told(
+    ear: Ear, caplog: pytest.LogCaptureFixture, scheme: str, said: str
+) -> None:
+    engine = EmbeddedEngine(None, hooks=HookSettings(allowed=LOOPBACK, pause_ms=1, tries=1))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1] if scheme == "http" else ear.port
+    try:
+        talk = Local(engine)
+        talk.good("AddWebhook", url=f"{scheme}://us:s3cr3t@127.0.0.1:{port}/", events=["job.pushed"])
+        talk.good("PUSH", queue="q", name="n")
+        wait_for(engine, 1)
+    finally:
+        engine.close()
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.partition("was not told of a pushed: ")[2].startswith(said)
+    assert "Error" not in line
+    assert "s3cr3t" not in line
 
 
 def test_too_many_notices_are_dropped(clock: ManualClock) -> None:
@@ -330,6 +374,23 @@ TEXTS = [
     ("http://[::ffff:192.168.1.1]/", "Webhook URL cannot point to private IP"),
     ("http://[64:ff9b::10.0.0.1]/", "Webhook URL cannot point to private IP"),
     ("http://100.64.0.1/", "Webhook URL cannot point to private IP"),
+    ("http://[::ffff:0:7f00:1]/", "Webhook URL cannot point to loopback IP"),
+    ("http://[::ffff:0:10.0.0.1]/", "Webhook URL cannot point to private IP"),
+    ("http://[64:ff9b:1::a9fe:a9fe]/", "Webhook URL cannot point to link-local IP"),
+    ("http://[2606:4700::5efe:127.0.0.1]/", "Webhook URL cannot point to loopback IP"),
+    ("http://[fe80::1%25eth0]/", "Webhook URL cannot point to link-local IP"),
+    ("http://１２７.０.０.１/", "Webhook URL cannot point to localhost"),
+    ("http://127。0。0。2/", "Webhook URL cannot point to loopback IP"),
+    ("http://%31%32%37.0.0.1/", "Invalid URL format"),
+    ("http://%6cocalhost/", "Invalid URL format"),
+    ("http://127.0.0.1%2f@example.com%00/", "Invalid URL format"),
+    ("http://256.0.0.1/", "Invalid URL format"),
+    ("http://127.0.0.1.5/", "Invalid URL format"),
+    ("http://x.0x7f/", "Invalid URL format"),
+    ("http://[v1.x]/", "Invalid URL format"),
+    ("http://a..b/", "Invalid URL format"),
+    ("http://a<b/", "Invalid URL format"),
+    ("http://user:secret@/", "Invalid URL format"),
     ("http://metadata.google.internal/", "Webhook URL cannot point to cloud metadata endpoints"),
 ]
 
@@ -344,7 +405,8 @@ def test_urls_that_may_not_be_told(url: object, text: str, clock: ManualClock) -
 @pytest.mark.parametrize(
     "url",
     ["http://example.com", "https://example.com:8443/x?y#z", "http://8.8.8.8/", "http://172.32.0.1/",
-     "http://[2606:4700::1111]/", "https://bücher.example/", "http://internal.example/"],
+     "http://[2606:4700::1111]/", "https://bücher.example/", "http://internal.example/", "http://a_b.example./",
+     "http://1.example/"],
 )  # fmt: skip
 def test_urls_that_may_be_told(url: str, clock: ManualClock) -> None:
     talk = Talk(open_broker(clock=clock, seed=SEED))

@@ -158,7 +158,7 @@ def test_c036_many_large_jobs_go_and_come_in_pieces(engine_url: str, name: str) 
     mib = 1 << 20
     with Queue(name, engine_url) as queue:
         jobs = queue.add_bulk([("n", bytes([i]) * mib) for i in range(100)])
-        with pytest.raises(SerializationError, match=r"^jobs\[1\]: data has 11534\d\d\d bytes"):
+        with pytest.raises(SerializationError, match=r"^jobs\[1\]: data of 11534\d\d\d bytes"):
             queue.add_bulk([("n", 1), ("n", b"x" * (11 * mib)), ("n", 3)])
         with pytest.raises(LimitError, match="ask for fewer"):
             queue.jobs(limit=100)

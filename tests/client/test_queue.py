@@ -86,7 +86,9 @@ def test_bulk_is_cut_by_bytes(engine_url: str, name: str) -> None:
         jobs = queue.add_bulk(("n", block) for _ in range(12))
         assert queue.counts().waiting == 12
         assert len(jobs[11].data) == 3 << 20
-        with pytest.raises(SerializationError, match=r"jobs\[1\]: data of \d+ bytes is too large; the limit is"):
+        with pytest.raises(
+            SerializationError, match=r"jobs\[1\]: data of \d+ bytes is too large; the limit is"
+        ):
             queue.add_bulk([("n", 1), ("n", "x" * (11 << 20))])
         assert queue.counts().waiting == 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
-from qcore.broker.webhooks import Hook, check_events, check_url
+from qcore.broker.webhooks import Hook, check_events, check_url, shown_url
 from qcore.errors import NotFoundError
 
 
@@ -23,7 +23,7 @@ def _add_webhook(answer: Answer, fields: Fields) -> Reply:
     return {
         "data": {
             "webhookId": hook.id,
-            "url": hook.url,
+            "url": shown_url(hook.url),
             "events": list(hook.events),
             "queue": hook.queue,
             "createdAt": hook.created_ms,
@@ -52,7 +52,7 @@ def _list_webhooks(answer: Answer, fields: Fields) -> Reply:
     shown = [
         {
             "id": hook.id,
-            "url": hook.url,
+            "url": shown_url(hook.url),
             "events": list(hook.events),
             "queue": hook.queue,
             "createdAt": hook.created_ms,
