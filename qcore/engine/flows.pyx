@@ -590,7 +590,7 @@ cdef class Flows(Losses):
                     continue
                 how = self.c_done_as(other)
                 if how == OPEN and not self.c_slot(other) and i not in lenient:
-                    return (i, NotFoundError(f"Dependency job not found: {other}"))
+                    return (i, FlowError(f"Dependency job not found: {other}"))
                 waits = waits or how == OPEN
             if parent_id is not None and parent_id == job_id:
                 return (i, FlowError("A flow job cannot be its own parent"))
