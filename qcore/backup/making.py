@@ -32,6 +32,7 @@ from qcore.backup.places import (
     source_name,
 )
 from qcore.errors import BackupError, EngineBusyError
+from qcore.store.mark import META_LOG
 from qcore.store.sqlite import APPLICATION_ID, BUSY_TIMEOUT_MS, SCHEMA_VERSION, drop_lock, take_lock
 
 PIECE_BYTES = 1 << 20
@@ -126,6 +127,9 @@ def _snapshot(path: Path, target: Path) -> None:
                 raise BackupError(f"{path} is no data file of this program")
             _known(path, con)
             con.execute("VACUUM INTO ?", (str(target),))
+        with contextlib.closing(_connect(target, "rw")) as con:
+            # No log belongs to it, whatever was said of the file.
+            con.execute("DELETE FROM meta WHERE key = ?", (META_LOG,))
     except sqlite3.Error as error:
         raise BackupError(f"{path}: {error}") from None
     target.chmod(0o600)

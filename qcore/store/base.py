@@ -70,8 +70,8 @@ class StoreFault(StoreError):
 class LogDamage:
     """What the write-ahead log held and gives no more, as far as one can know.
 
-    ``partly``: some of it may be in the file all the same. After a power cut it may be
-    what was never synced.
+    ``frames`` is 0 if nobody knows. ``partly``: some of it may be in the file all the same.
+    After a power cut it may be what was never synced.
     """
 
     problem: str
@@ -82,6 +82,8 @@ class LogDamage:
     copy: str | None = None
 
     def __str__(self) -> str:
+        if not self.frames:
+            return f"{self.problem}: whatever it held last is lost"
         lost = f"{self.frames:,} frame{'s' * (self.frames != 1)}"
         if self.commits:
             lost += f" with {self.commits:,} commit{'s' * (self.commits != 1)} or more"

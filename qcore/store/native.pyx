@@ -642,8 +642,11 @@ class NativeSqliteStore(SqliteStore):
         except _Moved:
             raise self._moved_fault() from None
 
-    def _set(self, setting):
-        self._native.run_sql("PRAGMA " + setting)
+    def _do(self, sql):
+        if self._native is None:        # it could not be opened, and the file is closed again
+            super()._do(sql)
+        else:
+            self._native.run_sql(sql)
 
     def _release(self):
         if self._native is not None:

@@ -48,6 +48,17 @@ from qcore.store.base import (
     pack_rows,
 )
 from qcore.store.changelog import FIRST_SLOTS, ChangeLog
+from qcore.store.mark import (
+    HAS_LOG,
+    IN_LOG,
+    META_LOG,
+    NO_LOG,
+    UNWRITTEN,
+    LogMark,
+    first_mark,
+    mark_of_file,
+    read_mark,
+)
 from qcore.store.walcheck import WAL_HEADER_BYTES, keep_copy, look_at_log
 
 APPLICATION_ID = 0x71636F72  # "qcor"
@@ -262,6 +273,10 @@ class SqliteStore:
         self._damaged = False
         self.log_damage: LogDamage | None = None
         self._restart_log = False
+        self._file_mark: LogMark | None = None  # as the file had it without its log, and with it
+        self._found_mark = LogMark()
+        self._mark: LogMark | None = None  # as it was written last
+        self._turn_moved = True  # whether the file itself has its turn
         _refuse_owned(self.path)
         _inspect(self.path)
         self._lock_fd = take_lock(self.path)
@@ -288,8 +303,11 @@ class SqliteStore:
     def _look_at_log(self) -> None:
         """Before SQLite passes over it without a word: see what of the log cannot be read."""
         wal = self.path + "-wal"
+        self._file_mark = mark_of_file(self.path)
+        _lock_file(self._data_fd, fcntl.F_WRLCK)  # anew: half of it went with the descriptor of that look
+        expected = self._file_mark is not None and self._file_mark.state == HAS_LOG
         try:
-            state = look_at_log(self.path)
+            state = look_at_log(self.path, expected)
         except OSError as error:
             raise _system_fault(error, f"{wal} cannot be read") from None
         damage = state.damage
@@ -365,9 +383,10 @@ class SqliteStore:
             if con is not None:
                 con.close()
             raise StoreFault(f"{self.path} is damaged: its schema is not text", "corrupt") from None
-        except BaseException:
+        except BaseException as error:
             if con is not None:
-                con.close()
+                with self._keeping_log(isinstance(error, StoreFault) and error.kind == "corrupt"):
+                    con.close()
             raise
         return con
 
@@ -390,6 +409,7 @@ class SqliteStore:
         elif version > SCHEMA_VERSION:
             raise _newer(self.path, version)
         else:
+            self._check_mark()
             self._migrate(version)
         mode = con.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != b"wal":
@@ -423,6 +443,16 @@ class SqliteStore:
         self._changes = changes
         self._in_doubt = False
 
+    def _check_mark(self) -> None:
+        """That the log is that of this file, as far as their marks tell."""
+        self._found_mark = read_mark(self._con)
+        if self._file_mark is not None and not self._found_mark.follows(self._file_mark):
+            raise StoreFault(
+                f"{self.path}-wal is the log of another file, or of another state of this one: put the "
+                "file back that it belongs to, or move the log away and start again; nothing was touched",
+                "corrupt",
+            )
+
     def _migrate(self, version: int) -> None:
         """Bring an older schema up to date, one version a transaction."""
         for following in range(version + 1, SCHEMA_VERSION + 1):
@@ -447,7 +477,7 @@ class SqliteStore:
             self._check_open()
             try:
                 self._check_pages()
-                self._leave_damage_behind()
+                self._begin_log()
                 names = [
                     (id_, text.decode("utf-8", "replace"))
                     for id_, text in self._con.execute("SELECT id, CAST(text AS BLOB) FROM names ORDER BY id")
@@ -459,7 +489,7 @@ class SqliteStore:
                 meta = {
                     key.decode("utf-8", "replace"): value
                     for key, value in self._con.execute(
-                        "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta"
+                        "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM meta WHERE key != ?", (META_LOG,)
                     )
                 }
                 side = {
@@ -494,11 +524,15 @@ class SqliteStore:
                 f"{self.path} is damaged: {problem}; {_REPAIR}{_about_log(self.path)}", "corrupt"
             )
 
-    def _leave_damage_behind(self) -> None:
-        """Begin the log anew, so that the next start does not meet again what lies behind its end."""
-        if self._restart_log:
-            busy = self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            self._restart_log = bool(busy)
+    def _begin_log(self) -> None:
+        """Once an opening: move what its log holds into the file, and mark it as one that has a log.
+
+        What lies behind the end of a damaged log would be met again by the next start; so that goes.
+        """
+        if self._mark is not None:
+            return
+        self._mark = first_mark(self._found_mark, self._file_mark)
+        self._try_checkpoint(True)
 
     def _pages(self) -> Iterator[Row]:
         first = MIN_SEQ
@@ -678,7 +712,11 @@ class SqliteStore:
 
     def _set(self, setting: str) -> None:
         """Apply a PRAGMA to the connection that commits."""
-        self._con.execute("PRAGMA " + setting).fetchall()
+        self._do("PRAGMA " + setting)
+
+    def _do(self, sql: str) -> None:
+        """Run one statement on the connection that commits."""
+        self._con.execute(sql).fetchall()
 
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -794,8 +832,9 @@ class SqliteStore:
         if salt != self._salt:
             self._salt, self._salt_done = salt, 0
         pending = frames - self._salt_done
-        cut_back = size > WAL_LIMIT_BYTES
-        if pending < (1 if settle else CHECKPOINT_PAGES) and not cut_back:
+        cut_back = size > WAL_LIMIT_BYTES or self._restart_log
+        unmarked = self._mark is not None and self._mark.state == UNWRITTEN
+        if pending < (1 if settle else CHECKPOINT_PAGES) and not (cut_back or unmarked):
             self._pinned = False
             self._pages_due = CHECKPOINT_PAGES - pending
             self._unsettled = pending > 0 or len(self._changes) > 0
@@ -803,14 +842,14 @@ class SqliteStore:
         # Never wait here for a reader: commits are waiting for this lock.
         self._con.execute("PRAGMA busy_timeout = 0")
         try:
-            mode = "TRUNCATE" if cut_back else "PASSIVE"
-            busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+            pinned, done = self._move_log(cut_back)
         finally:
             self._con.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         self._checkpoints += 1
-        self._salt_done = max(done, 0)
+        self._salt, frames, _ = self._frames()
+        # Unless a reader held it up, all that the log holds now is its mark.
+        self._salt_done = max(done, 0) if pinned else frames
         self._pages_due = CHECKPOINT_PAGES
-        pinned = bool(busy) or done < log
         if pinned and cut_back and not self._warned:
             self._warned = True
             _log.warning(
@@ -821,6 +860,39 @@ class SqliteStore:
         self._pinned = pinned
         self._unsettled = pinned or len(self._changes) > 0
         self._changes.file_bytes = _size_of(self.path)
+
+    def _move_log(self, cut_back: bool) -> tuple[bool, int]:
+        """Move the log into the file; whether a reader held it up, and the frames that were moved."""
+        if cut_back:
+            self._put_mark(NO_LOG)
+            pinned, done = self._checkpoint("TRUNCATE")
+            if pinned:
+                return pinned, done
+            self._restart_log = False
+        self._put_mark(HAS_LOG)
+        pinned, done = self._checkpoint("PASSIVE")
+        if not pinned:
+            self._put_mark(IN_LOG)
+        return pinned, done
+
+    def _checkpoint(self, mode: str) -> tuple[bool, int]:
+        busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        pinned = bool(busy) or done < log
+        self._turn_moved = self._turn_moved or not pinned
+        return pinned, done
+
+    def _put_mark(self, state: int) -> None:
+        """Write the mark, if it can be written: without one, a loss of the log would only be missed."""
+        mark = self._mark
+        if mark is None or mark.state == state or (state == IN_LOG and mark.state != HAS_LOG):
+            return
+        fresh = state != IN_LOG and self._turn_moved
+        mark = mark._replace(state=state, turn=mark.turn + fresh)
+        with contextlib.suppress(sqlite3.Error, StoreError):
+            self._set_sync(False)
+            self._do(f"REPLACE INTO meta(key, value) VALUES ('{META_LOG}', x'{mark.packed().hex()}')")
+            self._mark = mark
+            self._turn_moved = self._turn_moved and not fresh
 
     def _frames(self) -> tuple[bytes, int, int]:
         """Return the salt of the log, how many of its frames carry it, and its bytes.
@@ -877,6 +949,8 @@ class SqliteStore:
             with contextlib.suppress(sqlite3.Error, StoreError, MemoryError):
                 self._settle_doubt()
                 self._fold_all()
+            self._mark = self._mark or first_mark(self._found_mark, self._file_mark)
+            self._put_mark(NO_LOG)
             with contextlib.suppress(sqlite3.Error):
                 self._con.execute("PRAGMA busy_timeout = 0")
                 self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

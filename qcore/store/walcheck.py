@@ -26,6 +26,8 @@ from qcore.store.wal import walk
 WAL_HEADER_BYTES = 32
 #: What the name of a damaged log goes on with.
 DAMAGED = ".damaged"
+#: Pages that the mark changes.
+MARK_FRAMES = 1
 
 # The index, in the byte order of the machine; twice, the second is written first. Then how many frames are
 # in the file, who reads how far, and how many were to be moved when a move began.
@@ -68,18 +70,25 @@ class LogState:
     restart: bool = False
 
 
-def look_at_log(path: str) -> LogState:
-    """Judge the log of the file at ``path``, which nobody has open. Raises OSError."""
+def look_at_log(path: str, expected: bool = False) -> LogState:
+    """Judge the log of the file at ``path``, which nobody has open. Raises OSError.
+
+    ``expected``: the mark of the file says that there is one, and that it begins with its own mark
+    (see mark.py).
+    """
     index = _read_index(path + "-shm")
+    if index is not None and expected and index.frames <= MARK_FRAMES:
+        index = index._replace(moved=index.frames)  # nothing in it but the mark
     name = os.path.basename(path) + "-wal"
     try:
         fd = os.open(path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return _ends_early(f"{name} is missing", index)
+        return _ends_early(f"{name} is missing", index, expected)
     try:
         size = os.fstat(fd).st_size
         if size <= WAL_HEADER_BYTES:  # SQLite looks no further either
-            return _ends_early(f"{name} is empty" if not size else f"{name} ends within its header", index)
+            problem = f"{name} is empty" if not size else f"{name} ends within its header"
+            return _ends_early(problem, index, expected)
         found = _Walk(*walk(fd))
         if not found.sound:
             return _without_header(name, found, index)
@@ -138,10 +147,10 @@ def _cut(name: str, found: _Walk, end: int, base: int, *, partly: bool = False) 
     return LogDamage(f"{where} of {end}", end - base, commits, partly)
 
 
-def _ends_early(problem: str, index: _Index | None) -> LogState:
-    if index is None or index.moved >= index.frames:
-        return LogState()
-    return LogState(_all_of(problem, index))
+def _ends_early(problem: str, index: _Index | None, expected: bool) -> LogState:
+    if index is None:
+        return LogState(LogDamage(problem, 0) if expected else None)
+    return LogState(_all_of(problem, index) if index.moved < index.frames else None)
 
 
 def _without_header(name: str, found: _Walk, index: _Index | None) -> LogState:

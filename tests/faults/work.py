@@ -317,7 +317,8 @@ def look(call: Call, ids: set[str]) -> State:
         jobs[job_id] = Job(state, job["attempts"], _frozen(result))
     counts = call({"cmd": "GetJobCounts", "queue": QUEUE})["counts"]
     total = sum(
-        counts[key] for key in ("waiting", "delayed", "active", "completed", "failed", "waiting-children")
+        counts[key]
+        for key in ("waiting", "paused", "delayed", "active", "completed", "failed", "waiting-children")
     )
     assert total == len(jobs), f"{counts}, but known are {len(jobs)}"
     crons = call({"cmd": "CronList"})["crons"]

@@ -31,6 +31,7 @@ from qcore.store.native import NativeSqliteStore
 from qcore.store.sqlite import SqliteStore
 path, how, kind = sys.argv[1:]
 store = (NativeSqliteStore if kind == "native" else SqliteStore)(path)
+list(store.load().jobs)
 seq = 0
 def work(n):
     global seq
