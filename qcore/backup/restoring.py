@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -140,7 +141,7 @@ def _swap(path: Path, draft: Path) -> list[Path]:
         try:
             os.link(path, old[0])
         except OSError:  # a file system without such names
-            os.rename(path, old[0])
+            _copy_aside(path, old[0])
     for suffix in ("-wal", "-shm"):
         # A log is for the file that it belongs to; beside the new one it would be taken for its own.
         side = Path(f"{path}{suffix}")
@@ -150,6 +151,21 @@ def _swap(path: Path, draft: Path) -> list[Path]:
     os.replace(draft, path)
     sync(path.parent)
     return old
+
+
+def _copy_aside(path: Path, target: Path) -> None:
+    """Give a copy of the old file a name, so that the old one is there until it is replaced."""
+    draft = path.with_name(f"{path.name}{DRAFT}{os.getpid()}-old")
+    draft.unlink(missing_ok=True)
+    try:
+        with open(path, "rb") as source, open_private(draft) as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        _own_like(path, draft)
+        os.rename(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _tidy(path: Path) -> None:

@@ -30,6 +30,10 @@ from qcore.backup import make_backup, open_place, read_settings, restore_backup
 
 what, data, to, base = sys.argv[1:]
 place = open_place(read_settings({}, to=to))
+if what == "restore without links":
+    def link(*args, **kwargs):
+        raise PermissionError(1, "Operation not permitted")
+    os.link = link
 calls = ("link", "rename", "replace", "unlink", "rmdir", "fsync", "chmod", "mkdir", "open")
 
 def arm(name, left):
@@ -52,7 +56,7 @@ for n in range(1, 200):
         left = [n]
         for name in calls:
             arm(name, left)
-        if what == "restore":
+        if what.startswith("restore"):
             restore_backup(folder / "jobs.db", place, "latest", force=True)
         else:
             make_backup(folder / "jobs.db", open_place(read_settings({}, to=str(folder / "b"))), 2)
@@ -110,14 +114,15 @@ def whole_rows(file: Path, tmp_path: Path) -> Any:
         shutil.rmtree(copy)
 
 
+@pytest.mark.parametrize("what", ["restore", "restore without links"])
 def test_a_restore_that_is_killed_leaves_the_old_file_or_the_new_one(
-    data: Path, place: Place, killed: Path, tmp_path: Path, serve: Callable[..., Server]
+    what: str, data: Path, place: Place, killed: Path, tmp_path: Path, serve: Callable[..., Server]
 ) -> None:
     make_backup(data, place, 7)
     old, new = whole_rows(killed, tmp_path), rows(data)
     assert old != new
     seen = []
-    for folder, _ in kills("restore", killed, place, tmp_path / "runs"):
+    for folder, _ in kills(what, killed, place, tmp_path / "runs"):
         file = folder / "jobs.db"
         found = whole_rows(file, tmp_path)
         assert found in (old, new), f"{folder}: {names(folder)}"
