@@ -166,8 +166,10 @@ _PF_EXITING = 4  # of Linux, in /proc/PID/stat
 
 _BEFORE_THE_MARK = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
 
-# Owned files of this process. A second look at an owned file must not even open it:
-# closing any descriptor of it would drop the locks that SQLite holds.
+# Files that this process has open or is about to, by name, and those that it owns. A second look
+# at an owned file must not even open it: closing any descriptor of it would drop the locks that
+# SQLite holds.
+_opened: set[str] = set()
 _owned: dict[tuple[int, int], str] = {}
 _owned_guard = threading.Lock()
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
@@ -278,9 +280,13 @@ class SqliteStore:
         self._mark: LogMark | None = None  # as it was written last
         self._turn_moved = True  # whether the file itself has its turn
         _refuse_owned(self.path)
-        _inspect(self.path)
-        self._lock_fd = take_lock(self.path)
+        with _owned_guard:
+            if self.path in _opened:
+                raise _open_already(self.path)
+            _opened.add(self.path)
         try:
+            _inspect(self.path)
+            self._lock_fd = take_lock(self.path)
             self._data_fd = hold_file(self.path, write=True)
             if os.fstat(self._data_fd).st_size:
                 self._look_at_log()
@@ -982,6 +988,7 @@ class SqliteStore:
             con.close()
         self._close_descriptors()
         with _owned_guard:
+            _opened.discard(self.path)
             if self._key is not None:
                 _owned.pop(self._key, None)
         if self._lock_fd >= 0:
@@ -1030,6 +1037,7 @@ def _after_fork_in_child() -> None:
     global _owned_guard
     _owned_guard = threading.Lock()
     _owned.clear()
+    _opened.clear()
     for store in list(_stores):
         store._disown()
 
@@ -1232,11 +1240,15 @@ def _undo_restore(path: str, found: os.stat_result) -> bool:
         drop_lock(path, fd)
 
 
+def _open_already(path: str) -> EngineBusyError:
+    return EngineBusyError(f"{path} is already open in this process (pid {os.getpid()})")
+
+
 def _refuse_owned(path: str) -> None:
     key = _key_of(path)
     with _owned_guard:
         if key in _owned:
-            raise EngineBusyError(f"{path} is already open in this process (pid {os.getpid()})")
+            raise _open_already(path)
 
 
 def hold_file(path: str, *, write: bool = False) -> int:
@@ -1250,6 +1262,7 @@ def hold_file(path: str, *, write: bool = False) -> int:
     began = time.monotonic()
     flags = os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
     kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
+    looked_again = False
     while True:
         _refuse_owned(path)
         try:
@@ -1268,10 +1281,12 @@ def hold_file(path: str, *, write: bool = False) -> int:
             else:
                 owner = _holder_of(fd)
                 waited = time.monotonic() - began
-                if not (
-                    (waited < UNKNOWN_OWNER_S and not owner) or (waited < DYING_OWNER_S and _is_dying(owner))
-                ):
+                wait = (waited < UNKNOWN_OWNER_S and not owner) or (
+                    waited < DYING_OWNER_S and _is_dying(owner)
+                )
+                if not wait and looked_again:  # it may have ended between the two looks
                     raise EngineBusyError(f"{path} is in use by process {owner or 'unknown'}")
+                looked_again = not wait
         except BaseException:
             os.close(fd)
             raise
@@ -1324,6 +1339,7 @@ def take_lock(path: str) -> int:
     """
     name = path + ".lock"
     give_up_at = time.monotonic() + DYING_OWNER_S
+    looked_again = False
     while True:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -1336,7 +1352,9 @@ def take_lock(path: str) -> int:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise StoreFault(f"{name} cannot be locked: {error.strerror}", "io") from None
                 owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                if time.monotonic() < give_up_at and _is_dying(owner):
+                dying = time.monotonic() < give_up_at and _is_dying(owner)
+                if dying or not looked_again:  # it may have ended between the two looks
+                    looked_again = not dying
                     os.close(fd)
                     fd = -1
                     time.sleep(0.005)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,45 @@ def test_the_same_file_by_other_names(store: SqliteStore, db: Path) -> None:
     for name in (link, hard, db.parent / "." / db.name):
         with pytest.raises(EngineBusyError):
             SqliteStore(name)
+
+
+THREADS = """
+import sys, threading
+from qcore.errors import EngineBusyError
+from qcore.store.native import NativeSqliteStore
+path = sys.argv[1]
+N = 6
+for turn in range(40):
+    together, opened, refused = threading.Barrier(N), [], []
+    def run():
+        together.wait()
+        try:
+            opened.append(NativeSqliteStore(path))
+        except EngineBusyError as error:
+            refused.append(str(error))
+    threads = [threading.Thread(target=run) for _ in range(N)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1 and len(refused) == N - 1, (opened, refused)
+    assert len(set(refused)) == 1, refused
+    if turn < 39:
+        opened[0].close()
+print(refused[0], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_threads_that_open_one_file_at_once(db: Path, start_child: Any) -> None:
+    """One gets it and the others are told; looking at the file costs it none of its locks."""
+    child = start_child(THREADS, db)
+    assert child.stdout.readline() == f"{db} is already open in this process (pid {child.pid})\n"
+    # Only who has the file alone may end its write-ahead mode.
+    con = sqlite3.connect(db, timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        con.execute("PRAGMA journal_mode = DELETE").fetchall()
+    con.close()
 
 
 def test_it_may_be_opened_again_after_it_was_closed(db: Path) -> None:
