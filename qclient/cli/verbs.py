@@ -9,12 +9,15 @@ said here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from qclient.cli.show import (
+    Block,
     Column,
+    Line,
+    Reply,
     View,
     brief,
     details,
@@ -249,6 +252,12 @@ def _health(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     return {"ok": True, "url": server.place, "storage": reply["data"], "stats": stats}
 
 
+def _health_shown(reply: Reply, fields: Reply) -> Iterable[Block]:
+    yield from pairs("stats")(reply, fields)
+    if lost := reply["storage"].get("lostAtStart"):
+        yield Line(f"lost before the start: {plain(lost)}")
+
+
 # --- columns ------------------------------------------------------------------------
 
 
@@ -357,7 +366,7 @@ VERBS: tuple[Verb, ...] = (
         timeout_s=5.0,
         takes_url=True,
     ),
-    Verb("health", "StorageStatus", pairs("stats"), "exit 0 if jobs can be stored", _health, timeout_s=5.0),
+    Verb("health", "StorageStatus", _health_shown, "exit 0 if jobs can be stored", _health, timeout_s=5.0),
     Verb("stats", "Stats", pairs("stats")),
     Verb("metrics", "Metrics", pairs("metrics"), "read totals since the start of the server", options=()),
     Verb("prometheus", "Prometheus", lines("data.metrics")),

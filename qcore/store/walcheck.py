@@ -77,8 +77,8 @@ def look_at_log(path: str, expected: bool = False) -> LogState:
     (see mark.py).
     """
     index = _read_index(path + "-shm")
-    if index is not None and expected and index.frames <= MARK_FRAMES:
-        index = index._replace(moved=index.frames)  # nothing in it but the mark
+    if index is not None and expected and index.frames - index.moved <= MARK_FRAMES:
+        index = index._replace(moved=index.frames)  # the mark is all that is left
     name = os.path.basename(path) + "-wal"
     try:
         fd = os.open(path + "-wal", os.O_RDONLY | os.O_CLOEXEC)

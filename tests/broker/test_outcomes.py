@@ -6,7 +6,7 @@ import pytest
 from broker_talk import Talk
 
 from qcore.broker import open_broker
-from qcore.broker.opening import close_broker
+from qcore.broker.opening import close_broker, flush
 from qcore.store.memory import MemoryStore
 
 
@@ -71,6 +71,30 @@ def test_a_token_is_the_outcome_of_its_own_delivery_only(
     worker.good("MoveToWait", id=job, token=token)
     worker.good("PULL", queue="q", owner="w")
     assert worker.refused(command, id=job, token=token, **how).startswith("Invalid or expired lock token")
+
+
+@pytest.mark.parametrize(("command", "state"), [("ACK", "completed"), ("FAIL", "waiting")])
+def test_a_restart_forgets_the_answers_and_a_resend_changes_nothing(command: str, state: str) -> None:
+    store = MemoryStore()
+    broker = open_broker(store=store, mode="server")
+    worker = Talk(broker)
+    worker.good("Hello", capabilities=["outcomes"])
+    job = worker.good("PUSH", queue="q", name="n", maxAttempts=2, backoff=0, durable=True)["id"]
+    token = worker.good("PULL", queue="q", owner="w")["token"]
+    worker.good(command, id=job, token=token)
+    flush(broker)
+    again = Talk(open_broker(store=store.reopened(), mode="server"))
+    again.good("Hello", capabilities=["outcomes"])
+    for _ in range(2):
+        refusal = again.refused(command, id=job, token=token)
+        assert refusal.startswith("Job not found or not in processing state")
+        assert again.good("GetState", id=job)["state"] == state
+    if state == "waiting":
+        # Nor once somebody else has it.
+        other = again.good("PULL", queue="q", owner="w2")
+        assert other["job"]["attempts"] == 1
+        assert again.refused(command, id=job, token=token).startswith("Invalid or expired lock token")
+        assert again.good("ACK", id=job, token=other["token"])
 
 
 def test_others_get_the_recorded_error(pair: tuple[Talk, Talk]) -> None:

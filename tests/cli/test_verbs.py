@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import socket
 import subprocess
 import sys
@@ -393,6 +394,25 @@ def test_figures(ask: Run, url: str) -> None:
     assert ask("--json", "stats").document["stats"]["active"] == 0
     assert ask("stats").out.startswith("waiting  ")
     assert ask("worker", "list", "--json").document["ok"] is True
+
+
+def test_health_tells_what_the_server_lost_before_its_start(qcore: Run, tmp_path: Path) -> None:
+    made, data = tmp_path / "made.db", tmp_path / "jobs.db"
+    server = Server("--data", str(made))
+    url = f"tcp://127.0.0.1:{server.port}"
+    for _ in range(5):
+        assert qcore("push", "q", "1", "--durable", QCORE_URL=url, QCORE_TOKEN=TOKEN).code == 0
+    for suffix in ("", "-wal", "-shm"):
+        shutil.copyfile(f"{made}{suffix}", f"{data}{suffix}")
+    server.stop()
+    with open(f"{data}-wal", "r+b") as log:
+        log.seek(32 + 4120 + 200)
+        log.write(b"\xa5" * 100)
+    server = Server("--data", str(data))
+    done = qcore("health", QCORE_URL=f"tcp://127.0.0.1:{server.port}", QCORE_TOKEN=TOKEN)
+    server.stop()
+    assert done.code == 0
+    assert "\nlost before the start: jobs.db-wal is damaged at frame" in done.out
 
 
 def test_the_ways_to_a_server(qcore: Run, addresses: dict[str, str], tmp_path: Any) -> None:
