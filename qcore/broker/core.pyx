@@ -604,13 +604,13 @@ cdef class Broker:
     def keep_hook(self, object hook not None):
         """Add a hook, or store what changed of it."""
         self.c_spread(self.c_holds_events())
-        self.hooks.by_id[hook.id] = hook
         self.c_store_hook(hook.id, hook.packed)
-        self.heed_hooks((hook.queue,))
+        if self.hooks.keep(hook):
+            self.heed_hooks((hook.queue,))
 
     def drop_hook(self, str hook_id not None):
         """Remove a hook; False when it is not there."""
-        hook = self.hooks.by_id.pop(hook_id, None)
+        hook = self.hooks.drop(hook_id)
         if hook is None:
             return False
         self.c_store_hook(hook_id, None)
@@ -619,9 +619,7 @@ cdef class Broker:
 
     def heed_hooks(self, object queues):
         """Let the engine build what hooks of these queues (None: of every queue) want."""
-        self.hook_mask = 0
-        for hook in self.hooks.by_id.values():
-            self.hook_mask |= <uint32_t>hook.mask
+        self.hook_mask = self.hooks.whole_mask
         for queue in queues:
             if queue is None:
                 self.engine.listen_everywhere(self.hooks.mask(None))
@@ -631,8 +629,8 @@ cdef class Broker:
     cdef int c_store_hook(self, str hook_id, object value) except -1:
         return self.engine.c_side("webhooks", hook_id, value)
 
-    def hook_told(self, str hook_id not None, bint delivered, str status not None):
-        """A hook was told, or could not be. Called by the host's thread."""
+    def hook_told(self, str hook_id not None, bint delivered, str status not None, Py_ssize_t times=1):
+        """A hook was told, or could not be, so many times. Called by the host's threads."""
         self.c_enter()
         try:
             hook = self.hooks.by_id.get(hook_id)
@@ -641,9 +639,9 @@ cdef class Broker:
             hook.last_ms = self.now_ms
             hook.last_status = status
             if delivered:
-                hook.n_delivered += 1
+                hook.n_delivered += times
             else:
-                hook.n_failed += 1
+                hook.n_failed += times
             self.c_store_hook(hook_id, hook.packed)
             self.c_note()
         finally:

@@ -27,6 +27,7 @@ HOOK_EVENTS: Final = {
     "job.failed": "failed",
     "job.progress": "progress",
 }
+_BITS: Final = tuple(EVENT_BITS[event] for event in HOOK_EVENTS.values())
 MAX_URL_CHARS: Final = 2048
 MAX_NAMED: Final = 32  # of the names that a refusal repeats
 
@@ -46,6 +47,15 @@ _CARRIERS: Final = tuple(
 _ISATAP: Final = (0x00005EFE, 0x02005EFE)
 _ULA: Final = ipaddress.ip_network("fc00::/7")
 _THIS: Final = ipaddress.ip_network("0.0.0.0/8")
+#: Where addresses of IPv6 that are for the whole network come from; the rest is reserved, or of some place.
+_GLOBAL: Final = ipaddress.ip_network("2000::/3")
+#: Carry an address of IPv4 through translators that are there for everybody.
+_TRANSLATED: Final = tuple(ipaddress.ip_network(text) for text in ("64:ff9b::/96", "::ffff:0:0/96"))
+#: Of special use by the registries of IANA (RFC 6890), whatever the version of Python knows of them.
+_SPECIAL: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "3fff::/20")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +65,9 @@ class HookSettings:
     allowed: tuple[Network, ...] = ()
     tries: int = 3
     pause_ms: int = 1000
-    timeout_ms: int = 10_000
+    timeout_ms: int = 10_000  # of a whole post, from the connection to the end of the answer
     max_waiting: int = 10_000
+    max_posts: int = 8  # at a time
 
 
 @dataclass(slots=True)
@@ -74,6 +85,7 @@ class Hook:
     last_status: str | None = None  # of the latest delivery: an HTTP status, or why there was none
     n_delivered: int = 0
     n_failed: int = 0
+    slow: bool = False  # its latest post took long; not stored
 
     @property
     def mask(self) -> int:
@@ -84,31 +96,71 @@ class Hook:
 
     def packed(self) -> bytes:
         """The hook as it is stored."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "id"}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("id", "slow")}
         packed: bytes = msgpack.packb(fields)
         return packed
 
 
 @dataclass(slots=True)
 class Hooks:
-    """Every hook by its id, in the order in which they were added."""
+    """Every hook by its id, in the order in which they were added.
+
+    A change costs the same however many there are.
+    """
 
     settings: HookSettings = field(default_factory=HookSettings)
     by_id: dict[str, Hook] = field(default_factory=dict)
+    #: Ids by queue (None: every queue) and bit of the event that they want.
+    _wanting: dict[tuple[str | None, int], dict[str, None]] = field(default_factory=dict)
+    _masks: dict[str, int] = field(default_factory=dict)  # by which each stands in there
+    _n_wanting: dict[int, int] = field(default_factory=dict)
+
+    def keep(self, hook: Hook) -> bool:
+        """Add a hook, or heed what changed of it; whether the mask of its queue is another one."""
+        self.by_id[hook.id] = hook
+        return self._note(hook, hook.mask)
+
+    def drop(self, hook_id: str) -> Hook | None:
+        """Remove a hook."""
+        hook = self.by_id.pop(hook_id, None)
+        if hook is not None:
+            self._note(hook, 0)
+            self._masks.pop(hook_id, None)
+        return hook
+
+    def _note(self, hook: Hook, mask: int) -> bool:
+        before = self._masks.get(hook.id, 0)
+        self._masks[hook.id] = mask
+        changed = False
+        for bit in _BITS:
+            if not (before ^ mask) & bit:
+                continue
+            ids = self._wanting.setdefault((hook.queue, bit), {})
+            if mask & bit:
+                changed |= not ids
+                ids[hook.id] = None
+                self._n_wanting[bit] = self._n_wanting.get(bit, 0) + 1
+            else:
+                del ids[hook.id]
+                self._n_wanting[bit] -= 1
+                if not ids:
+                    del self._wanting[hook.queue, bit]
+                    changed = True
+        return changed
 
     def mask(self, queue: str | None) -> int:
         """Bits that hooks of one queue want, or with None those of every queue."""
-        mask = 0
-        for hook in self.by_id.values():
-            if hook.queue == queue:
-                mask |= hook.mask
-        return mask
+        return sum(bit for bit in _BITS if (queue, bit) in self._wanting)
+
+    @property
+    def whole_mask(self) -> int:
+        """Bits that any hook wants."""
+        return sum(bit for bit in _BITS if self._n_wanting.get(bit))
 
     def wanting(self, bit: int, queue: str) -> Iterator[str]:
         """Ids of the hooks that are told of such an event of a queue."""
-        for hook in self.by_id.values():
-            if hook.mask & bit and hook.queue in (None, queue):
-                yield hook.id
+        yield from self._wanting.get((None, bit), ())
+        yield from self._wanting.get((queue, bit), ())
 
     def restore(self, stored: list[tuple[int | str, bytes]]) -> int:
         """Bring back what was stored; how many could not be read."""
@@ -117,7 +169,7 @@ class Hooks:
             try:
                 fields: dict[str, Any] = msgpack.unpackb(packed)
                 fields["events"] = tuple(name for name in fields["events"] if name in HOOK_EVENTS)
-                self.by_id[str(key)] = Hook(id=str(key), **fields)
+                self.keep(Hook(id=str(key), **fields))
             except (ValueError, TypeError, KeyError):
                 bad += 1
         return bad
@@ -154,6 +206,12 @@ def forbidden(address: Address, allowed: tuple[Network, ...] = ()) -> str | None
     if inner.is_link_local:
         return "link-local IP"
     if inner.is_private or inner.is_multicast or not inner.is_global:
+        return "private IP"
+    if any(one in network for network in _SPECIAL for one in (address, inner)):
+        return "private IP"
+    if isinstance(address, ipaddress.IPv6Address) and not any(
+        address in network for network in (_GLOBAL, *_TRANSLATED)
+    ):
         return "private IP"
     return None
 
@@ -258,6 +316,7 @@ class LazyPoster:
         self._broker = broker
         self._poster: Poster | None = None
         self._closed = False
+        self._hurried = False
         broker.deliver = self._submit
 
     def _submit(self, notices: Sequence[Notice]) -> None:
@@ -266,11 +325,19 @@ class LazyPoster:
             from qcore.broker.posting import Poster
 
             self._poster = Poster(self._broker)
+            if self._hurried:
+                self._poster.hurry()
         if self._poster is not None:
             self._poster.submit(notices)
 
-    def close(self) -> None:
-        """Tell nobody anything more."""
+    def hurry(self) -> None:
+        """Let :meth:`close` wait for nothing. May be called from a signal handler."""
+        self._hurried = True
+        if self._poster is not None:
+            self._poster.hurry()
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Tell nobody anything more; posts that are under way get a moment to end."""
         self._closed = True
         if self._poster is not None:
-            self._poster.close()
+            self._poster.close(wait_s)

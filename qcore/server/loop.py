@@ -142,6 +142,8 @@ class Server:
     def stop(self) -> None:
         """Stop gracefully; a second call stops at once. May be called from a signal handler or a thread."""
         self._stopping += 1
+        if self._stopping > 1:
+            self._poster.hurry()
         self._wake()
 
     def _finished(self) -> bool:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import http.server
 import ipaddress
 import json
-import queue
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_talk import Talk, frame, frames
+from broker_talk import Talk
+from hook_ear import LOOPBACK, PATIENCE_S, Ear, Local, hook, wait_for
 
 from qclient import verify_webhook
 from qcore.broker import open_broker
@@ -28,47 +26,6 @@ from qcore.clock import ManualClock
 from qcore.store.memory import MemoryStore
 
 SEED = bytes(range(16))
-LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
-PATIENCE_S = 30
-EVERY = ["job.pushed", "job.started", "job.completed", "job.failed", "job.progress"]
-
-
-class Ear:
-    """A real HTTP server that notes what it is told, and answers as it is bidden."""
-
-    def __init__(self) -> None:
-        self.heard: queue.Queue[tuple[str, dict[str, str], bytes]] = queue.Queue()
-        self.answers: queue.Queue[int] = queue.Queue()
-        ear = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                # Noted before the answer: the next post, handled by another thread, comes after it.
-                ear.heard.put((self.path, dict(self.headers), body))
-                status = ear.answers.get_nowait() if not ear.answers.empty() else 200
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "/elsewhere")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.server.server_address[1]
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def next(self) -> tuple[str, dict[str, str], Any]:
-        path, headers, body = self.heard.get(timeout=PATIENCE_S)
-        return path, headers, json.loads(body)
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -83,24 +40,6 @@ def engine() -> Iterator[EmbeddedEngine]:
     engine = EmbeddedEngine(None, hooks=HookSettings(allowed=LOOPBACK, pause_ms=1, tries=3))
     yield engine
     engine.close()
-
-
-class Local:
-    """A session of an engine of this process."""
-
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self.session = engine.session()
-
-    def good(self, cmd: str, **fields: object) -> Any:
-        self.session.feed(frame({"cmd": cmd, **fields}))
-        (reply,) = frames(self.session.take())
-        assert reply["ok"] is True, reply
-        return reply
-
-
-def hook(talk: Local | Talk, ear: Ear, events: list[str] = EVERY, **more: object) -> str:
-    url = f"http://127.0.0.1:{ear.port}/told?by=us"
-    return str(talk.good("AddWebhook", url=url, events=events, **more)["data"]["webhookId"])
 
 
 # --- telling -----------------------------------------------------------------------------
@@ -149,23 +88,6 @@ def test_what_a_hook_is_told(engine: EmbeddedEngine, ear: Ear) -> None:
     assert shown["lastTriggered"] > 0
 
 
-def wait_for(engine: EmbeddedEngine, n: int) -> Any:
-    """The only hook as it is listed, once it was told ``n`` times in one way or another."""
-    told = threading.Event()
-    talk = Local(engine)
-
-    def look() -> Any:
-        (shown,) = talk.good("ListWebhooks")["data"]["webhooks"]
-        return shown
-
-    for _ in range(PATIENCE_S * 100):
-        shown = look()
-        if shown["successCount"] + shown["failureCount"] >= n:
-            return shown
-        told.wait(0.01)
-    raise AssertionError(f"told {shown}")
-
-
 def test_a_hook_is_told_of_its_queue_and_its_events_only(engine: EmbeddedEngine, ear: Ear) -> None:
     talk = Local(engine)
     one = hook(talk, ear, ["job.completed"], queue="q")
@@ -185,13 +107,14 @@ def test_a_hook_is_told_of_its_queue_and_its_events_only(engine: EmbeddedEngine,
 
 def test_a_failure_is_tried_again_and_then_counted(engine: EmbeddedEngine, ear: Ear) -> None:
     talk = Local(engine)
-    hook(talk, ear, ["job.pushed"])
+    first = hook(talk, ear, ["job.pushed"])
     for status in (500, 302, 404, 503, 200):
         ear.answers.put(status)
     talk.good("PUSH", queue="q", name="n", jobId="a")
     assert [ear.next()[2]["jobId"] for _ in range(3)] == ["a"] * 3
     assert wait_for(engine, 1)["failureCount"] == 1
-    assert engine.broker.hooks.by_id.popitem()[1].last_status == "404"
+    assert engine.broker.hooks.by_id[first].last_status == "404"
+    talk.good("RemoveWebhook", webhookId=first)
     hook(talk, ear, ["job.pushed"])
     talk.good("PUSH", queue="q", name="n", jobId="b")
     assert [ear.next()[0] for _ in range(2)] == ["/told?by=us"] * 2  # redirections are not followed
@@ -366,6 +289,9 @@ TEXTS = [
     ("http://[::]/", "Webhook URL cannot point to unspecified IP"),
     ("http://[fd00::1]/", "Webhook URL cannot point to private (ULA) IP"),
     ("http://[fe80::1]/", "Webhook URL cannot point to link-local IP"),
+    ("http://[fec0::1]/", "Webhook URL cannot point to private IP"),
+    ("http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/", "Webhook URL cannot point to private IP"),
+    ("http://[::8.8.8.8]/", "Webhook URL cannot point to private IP"),
     ("http://169.254.169.254/latest", "Webhook URL cannot point to link-local IP"),
     ("http://[::ffff:a9fe:a9fe]/", "Webhook URL cannot point to link-local IP"),
     ("http://10.0.0.1/", "Webhook URL cannot point to private IP"),
@@ -435,6 +361,29 @@ def test_addresses_of_every_kind() -> None:
         ("2002:7f00:1::", "loopback IP"),
         ("::127.0.0.1", "loopback IP"),
         ("ff02::1", "link-local IP"),
+        ("192.0.0.8", "private IP"),
+        ("192.88.99.1", "private IP"),
+        ("198.18.0.1", "private IP"),
+        ("203.0.113.1", "private IP"),
+        ("fec0::1", "private IP"),
+        ("feff::1", "private IP"),
+        ("100::1", "private IP"),
+        ("200::1", "private IP"),
+        ("5f00::1", "private IP"),
+        ("3fff::1", "private IP"),
+        ("2001:db8::1", "private IP"),
+        ("2001::1", "private IP"),  # Teredo
+        ("2001:1::1", "private IP"),
+        ("2001:20::1", "private IP"),
+        ("2002:a00:1::", "private IP"),
+        ("2002:808:808::", None),
+        ("64:ff9b::10.0.0.1", "private IP"),
+        ("64:ff9b::8.8.8.8", None),
+        ("64:ff9b:1::8.8.8.8", "private IP"),  # of some place: where the address of IPv4 is, is not known
+        ("::ffff:0:8.8.8.8", "private IP"),
+        ("::ffff:10.0.0.1", "private IP"),
+        ("::ffff:8.8.8.8", None),
+        ("2606:4700::1111", None),
         ("1.1.1.1", None),
     ):
         got = forbidden(ipaddress.ip_address(text))

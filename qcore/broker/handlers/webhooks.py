@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.broker.webhooks import Hook, check_events, check_url, shown_url
-from qcore.errors import NotFoundError
+from qcore.errors import LimitError, NotFoundError
+from qcore.limits import MAX_WEBHOOKS
 
 
 def _add_webhook(answer: Answer, fields: Fields) -> Reply:
@@ -19,6 +20,8 @@ def _add_webhook(answer: Answer, fields: Fields) -> Reply:
         secret=fields.get("secret"),
         created_ms=broker.wall_ms,
     )
+    if len(broker.hooks.by_id) >= MAX_WEBHOOKS:
+        raise LimitError(f"There are {MAX_WEBHOOKS} webhooks, the most that there may be")
     broker.keep_hook(hook)
     return {
         "data": {

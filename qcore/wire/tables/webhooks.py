@@ -19,7 +19,12 @@ COMMANDS: Final = (
             Field("secret", "text", help="key of the signature that comes with each post"),
         ),
         ("data.webhookId", "data.url", "data.events", "data.queue", "data.createdAt"),
-        ("Webhook URL ...", "Invalid URL format", "Invalid webhook event(s): <names>. Valid: <names>"),
+        (
+            "Webhook URL ...",
+            "Invalid URL format",
+            "Invalid webhook event(s): <names>. Valid: <names>",
+            "There are <n> webhooks, the most that there may be",
+        ),
         "Have an address told of events by HTTP.",
         "committed",
     ),
