@@ -8,6 +8,7 @@ import ipaddress
 import json
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +26,7 @@ EVERY = ["job.pushed", "job.started", "job.completed", "job.failed", "job.progre
 class Ear:
     """A real HTTP server that notes what it is told, and answers as it is bidden."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.heard: queue.Queue[tuple[str, dict[str, str], bytes]] = queue.Queue()
         self.answers: queue.Queue[int] = queue.Queue()
         ear = self
@@ -46,6 +47,8 @@ class Ear:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
