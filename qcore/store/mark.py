@@ -7,7 +7,15 @@ as well. So the row is written in turns, each into the log first:
   until the row says otherwise: it has been synced, name and all, and is never made shorter.
 * ``IN_LOG`` right behind, at the start of the log. Whoever else moves the log and removes it
   moves this along, so that nothing is missed.
-* ``NO_LOG`` before the log is emptied or removed.
+* ``NO_LOG`` before the log is emptied or removed, and behind a move that a reader held up: the
+  file keeps the row of the turn before until all has been moved, since SQLite moves a page
+  only if the newest form of it can be moved.
+
+Somebody else may move the log while it is used, and with it a row that says that no log is
+needed. The index of the log shows it, so the turns are gone through anew before the next
+commit is confirmed. Two things are left: as long as a reader holds that up as well, a loss of
+log and index is missed; and one that is killed between ``HAS_LOG`` and the row behind it, and
+whose log another program then moves and removes, is told of a loss that was none.
 
 Each turn has a number, and each opening of the file a random one, so a file and a log that
 are of different turns, or different files, do not follow from each other.

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import signal
 import sqlite3
@@ -53,13 +54,12 @@ from qcore.store.mark import (
     IN_LOG,
     META_LOG,
     NO_LOG,
-    UNWRITTEN,
     LogMark,
     first_mark,
     mark_of_file,
     read_mark,
 )
-from qcore.store.walcheck import WAL_HEADER_BYTES, keep_copy, look_at_log
+from qcore.store.walcheck import INDEX_HEAD_BYTES, WAL_HEADER_BYTES, keep_copy, look_at_log, moves_of
 
 APPLICATION_ID = 0x71636F72  # "qcor"
 SCHEMA_VERSION = 4
@@ -279,6 +279,11 @@ class SqliteStore:
         self._found_mark = LogMark()
         self._mark: LogMark | None = None  # as it was written last
         self._turn_moved = True  # whether the file itself has its turn
+        self._marked_commits = 0  # when it was written
+        self._file_marked = False  # whether the file itself says that it has a log
+        self._index_fd = -1
+        self._index: mmap.mmap | None = None
+        self._index_seen = b""  # as it was after the log was moved last
         _refuse_owned(self.path)
         with _owned_guard:
             if self.path in _opened:
@@ -293,7 +298,9 @@ class SqliteStore:
             self._con = self._open()
             found = os.fstat(self._data_fd)
             self._key = (found.st_dev, found.st_ino)
-            self._wal_fd = self._open_wal()
+            self._wal_fd = self._open_beside("-wal")
+            self._index_fd = self._open_beside("-shm")
+            self._index = mmap.mmap(self._index_fd, INDEX_HEAD_BYTES, access=mmap.ACCESS_READ)
             found = os.fstat(self._wal_fd)
             self._wal_key = (found.st_dev, found.st_ino)
             if found.st_size:
@@ -333,11 +340,11 @@ class SqliteStore:
         if damage is not None:
             _log.error("%s: confirmed work is lost: %s", self.path, damage)
 
-    def _open_wal(self) -> int:
+    def _open_beside(self, suffix: str) -> int:
         try:
-            return os.open(self.path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.path + suffix, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise _system_fault(error, f"{self.path}-wal cannot be opened") from None
+            raise _system_fault(error, f"{self.path}{suffix} cannot be opened") from None
 
     def _check_place(self) -> None:
         """That the names of data file and log still mean what is open."""
@@ -677,6 +684,11 @@ class SqliteStore:
             self._rows += cut.n_jobs
             self._pages_due -= n_pages
             self._unsettled = True
+            if self._mark is not None and moves_of(self._index) != self._index_seen:
+                # Somebody else moved the log, so that the file says that it needs none. Before this
+                # commit is confirmed, it says otherwise.
+                self._file_marked = False
+                self._try_checkpoint(False)
 
     def _set_sync(self, sync: bool) -> None:
         if sync is not self._sync_full:
@@ -804,7 +816,13 @@ class SqliteStore:
             ) and time.monotonic() >= self._fold_again_at:
                 self._try_fold()
             settle = idle and self._unsettled and not len(changes)
-            if self._pages_due <= 0 or self._retry or settle:
+            # While a reader holds the log up, a try after every commit would cost more than the commits.
+            due = self._pages_due <= 0 or settle or (self._retry and (idle or not self._pinned))
+            moves = moves_of(self._index)
+            if self._mark is not None and moves and moves != self._index_seen:
+                self._file_marked = False  # somebody else moved the log, and not all of it
+                due = True
+            if due:
                 self._try_checkpoint(settle)
             return self._retry or self._unsettled
 
@@ -839,7 +857,7 @@ class SqliteStore:
             self._salt, self._salt_done = salt, 0
         pending = frames - self._salt_done
         cut_back = size > WAL_LIMIT_BYTES or self._restart_log
-        unmarked = self._mark is not None and self._mark.state == UNWRITTEN
+        unmarked = self._mark is not None and not self._file_marked
         if pending < (1 if settle else CHECKPOINT_PAGES) and not (cut_back or unmarked):
             self._pinned = False
             self._pages_due = CHECKPOINT_PAGES - pending
@@ -851,6 +869,7 @@ class SqliteStore:
             pinned, done = self._move_log(cut_back)
         finally:
             self._con.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            self._index_seen = moves_of(self._index)
         self._checkpoints += 1
         self._salt, frames, _ = self._frames()
         # Unless a reader held it up, all that the log holds now is its mark.
@@ -869,6 +888,11 @@ class SqliteStore:
 
     def _move_log(self, cut_back: bool) -> tuple[bool, int]:
         """Move the log into the file; whether a reader held it up, and the frames that were moved."""
+        if self._pinned and self._commits == self._marked_commits:
+            # The mark stands last in the log already; to write it again at each try would let the log grow.
+            pinned, done = self._checkpoint("PASSIVE")
+            if pinned:
+                return pinned, done
         if cut_back:
             self._put_mark(NO_LOG)
             pinned, done = self._checkpoint("TRUNCATE")
@@ -877,20 +901,24 @@ class SqliteStore:
             self._restart_log = False
         self._put_mark(HAS_LOG)
         pinned, done = self._checkpoint("PASSIVE")
-        if not pinned:
-            self._put_mark(IN_LOG)
+        # What stands last comes into the file when somebody else moves the rest.
+        self._put_mark(NO_LOG if pinned else IN_LOG)
         return pinned, done
 
     def _checkpoint(self, mode: str) -> tuple[bool, int]:
         busy, log, done = self._con.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         pinned = bool(busy) or done < log
-        self._turn_moved = self._turn_moved or not pinned
+        if not pinned:
+            self._turn_moved = True
+            self._file_marked = self._mark is not None and self._mark.state == HAS_LOG
         return pinned, done
 
     def _put_mark(self, state: int) -> None:
         """Write the mark, if it can be written: without one, a loss of the log would only be missed."""
         mark = self._mark
-        if mark is None or mark.state == state or (state == IN_LOG and mark.state != HAS_LOG):
+        if mark is None or (state == IN_LOG and mark.state != HAS_LOG):
+            return
+        if mark.state == state and self._marked_commits == self._commits:
             return
         fresh = state != IN_LOG and self._turn_moved
         mark = mark._replace(state=state, turn=mark.turn + fresh)
@@ -899,6 +927,7 @@ class SqliteStore:
             self._do(f"REPLACE INTO meta(key, value) VALUES ('{META_LOG}', x'{mark.packed().hex()}')")
             self._mark = mark
             self._turn_moved = self._turn_moved and not fresh
+            self._marked_commits = self._commits
 
     def _frames(self) -> tuple[bytes, int, int]:
         """Return the salt of the log, how many of its frames carry it, and its bytes.
@@ -1026,11 +1055,14 @@ class SqliteStore:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        # That of the data file only when SQLite has closed its own: its locks go with it.
-        for fd in (self._wal_fd, self._data_fd):
+        # Those of data file and index only when SQLite has closed its own: its locks go with them.
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        for fd in (self._wal_fd, self._index_fd, self._data_fd):
             if fd >= 0:
                 os.close(fd)
-        self._wal_fd = self._data_fd = -1
+        self._wal_fd = self._index_fd = self._data_fd = -1
 
 
 def _after_fork_in_child() -> None:
@@ -1187,6 +1219,8 @@ def _inspect(path: str) -> None:
         raise _system_fault(error, f"{path} cannot be read") from None
     if not os.access(path, os.W_OK):
         raise StoreFault(f"{path} is not writable", "readonly")
+    for suffix in ("-wal", "-shm", "-journal"):
+        _inspect_beside(path + suffix)
     if not head:
         _refuse_log_alone(path, "is empty")
         return
@@ -1199,6 +1233,24 @@ def _inspect(path: str) -> None:
     elif application != 0 or os.path.exists(path + "-wal"):
         # Ours is named from its first page on; a log may hold the tables of a foreign one.
         raise _foreign(path)
+
+
+def _inspect_beside(path: str) -> None:
+    """Refuse what SQLite could not use, and would blame on the data file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _system_fault(error, f"{path} cannot be opened") from None
+    if not stat.S_ISREG(mode):
+        raise StoreFault(
+            f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}", "foreign"
+        )
+    if not os.access(path, os.R_OK):
+        raise StoreFault(f"{path} is not readable", "readonly")
+    if not os.access(path, os.W_OK):
+        raise StoreFault(f"{path} is not writable", "readonly")
 
 
 def _refuse_log_alone(path: str, what: str) -> None:

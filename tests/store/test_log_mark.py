@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import pytest
 
 from qcore.backup import make_backup, open_place, read_settings, restore_backup
 from qcore.store import sqlite
-from qcore.store.base import Cut, Row, Store, StoreFault
+from qcore.store.base import Cut, LogDamage, Row, Store, StoreFault
 from qcore.store.mark import HAS_LOG, IN_LOG, META_LOG, NO_LOG, LogMark, mark_of_file
 from qcore.store.native import NativeSqliteStore
 from qcore.store.sqlite import SqliteStore
@@ -47,7 +48,7 @@ def test_a_log_that_is_gone_with_its_index_is_missed(
             copy.unlink()
 
 
-@pytest.mark.parametrize("how", [how for how in HOWS if how != "pinned"])
+@pytest.mark.parametrize("how", HOWS)
 def test_a_log_that_another_program_moved_into_the_file_is_not_missed(
     how: str, db: Path, start_child: Any, rows_of: Rows
 ) -> None:
@@ -140,6 +141,110 @@ class Serving:
     def close(self) -> None:
         self("close")
         self.child.wait()
+
+
+def without_log(db: Path) -> LogDamage | None:
+    """What a copy of the file alone tells when it is opened."""
+    copy = db.with_name("copy.db")
+    shutil.copyfile(db, copy)
+    store = NativeSqliteStore(copy)
+    list(store.load().jobs)
+    damage = store.log_damage
+    store.close()
+    copy.unlink()
+    return damage
+
+
+@pytest.mark.parametrize("mode", ["PASSIVE", "FULL", "RESTART", "TRUNCATE"])
+def test_a_move_by_another_program_at_work_hides_no_loss(store: SqliteStore, db: Path, mode: str) -> None:
+    store.load()
+    store.commit(row(1))
+    seq = 1
+    for commits in (1, 2, 30):
+        for _ in range(3):
+            with contextlib.closing(sqlite3.connect(db)) as other:
+                assert other.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0] == 0
+            assert without_log(db) is None  # all of it is there
+            for _ in range(commits):
+                seq += 1
+                store.commit(row(seq))
+                assert str(without_log(db)) == "copy.db-wal is missing: whatever it held last is lost"
+
+
+def test_a_move_by_another_program_behind_a_reader_hides_no_loss_for_long(
+    store: SqliteStore, db: Path
+) -> None:
+    store.load()
+    store.commit(row(1))
+    with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM jobs").fetchone()
+        store.commit(row(2))
+        with contextlib.closing(sqlite3.connect(db)) as other:
+            other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        assert store.maintain()
+        store.commit(row(3))
+    store.commit(row(4))
+    store._pages_due = 0
+    store.maintain()
+    store.commit(row(5))
+    assert without_log(db) is not None
+
+
+def test_commits_alone_move_nothing(store: SqliteStore, db: Path) -> None:
+    store.load()
+    checkpoints = store.status()["checkpoints"]
+    with contextlib.closing(sqlite3.connect(db)) as other:
+        for seq in range(100):
+            store.commit(row(seq))
+            other.execute("SELECT count(*) FROM jobs").fetchone()
+    assert store.status()["checkpoints"] == checkpoints
+
+
+def test_waiting_for_a_reader_does_not_let_the_log_grow(store: SqliteStore, db: Path) -> None:
+    store.load()
+    store.commit(row(1))
+    with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM jobs").fetchone()
+        for seq in range(2, 1200):
+            store.commit(Cut(inserts=[seq, 1, 0, b"r", bytes(5000), None]))
+        assert store.maintain()
+        size = db.with_name("jobs.db-wal").stat().st_size
+        for seq in range(1200, 1250):
+            for _ in range(3):
+                assert store.maintain()
+            store.commit(Cut(updates=[seq - 1000, 1, b"u", None]))
+            assert store.maintain()
+        assert db.with_name("jobs.db-wal").stat().st_size <= size + 50 * 4 * FRAME
+    while store.maintain():
+        pass
+    assert (mark_of_file(str(db)) or LogMark()).state == HAS_LOG
+
+
+@pytest.mark.parametrize("words", [("move",), ("move", "work"), ("move", "work", "move", "move")])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_reader_that_ends_after_a_kill_raises_no_alarm(
+    db: Path, start_child: Any, rows_of: Rows, words: tuple[str, ...], readers: int
+) -> None:
+    """The last one to close moves the whole log into the file and removes it."""
+    serving = Serving(start_child, db)
+    serving("work", "move", "work")
+    pins = []
+    for _ in range(readers):
+        pins.append(sqlite3.connect(db, isolation_level=None))
+        pins[-1].execute("BEGIN")
+        pins[-1].execute("SELECT count(*) FROM jobs").fetchone()
+        serving("work", *words)
+    serving.kill()
+    assert without_log(db) is not None
+    for pin in pins:
+        pin.close()
+    assert not Path(f"{db}-wal").exists()
+    store = NativeSqliteStore(db)
+    assert store.log_damage is None
+    assert len(rows_of(store)) == 10 * (2 + readers * (1 + words.count("work")))
+    store.close()
 
 
 def refused(db: Path) -> None:

@@ -271,6 +271,20 @@ class TestWithoutRights:
         path.chmod(0o600)
         assert as_nobody(path) == f"readonly: {path} cannot be read: Permission denied"
 
+    @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+    @pytest.mark.parametrize(("mode", "problem"), [(0o644, "is not writable"), (0o200, "is not readable")])
+    def test_a_log_or_index_of_another_user(
+        self, open_directory: Path, suffix: str, mode: int, problem: str
+    ) -> None:
+        open_directory.chmod(0o777)
+        path = open_directory / "jobs.db"
+        SqliteStore(path).close()
+        path.chmod(0o666)
+        beside = Path(f"{path}{suffix}")
+        beside.touch()
+        beside.chmod(mode)
+        assert as_nobody(path) == f"readonly: {beside} {problem}"
+
     def test_a_directory_that_cannot_be_entered(self, open_directory: Path) -> None:
         (open_directory / "in").mkdir(mode=0o700)
         path = open_directory / "in" / "jobs.db"
@@ -284,6 +298,18 @@ def test_a_schema_that_is_no_text_is_one_clear_error(db: Path) -> None:
     db.write_bytes(raw[: at + 3] + b"\xff" + raw[at + 4 :])
     with pytest.raises(StoreFault, match=r"damaged|malformed"):
         SqliteStore(db)
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_a_directory_in_the_place_of_a_file_beside_it_is_named(db: Path, suffix: str) -> None:
+    SqliteStore(db).close()
+    beside = Path(f"{db}{suffix}")
+    beside.mkdir()
+    with pytest.raises(StoreFault) as got:
+        SqliteStore(db)
+    assert str(got.value) == f"{beside} is a directory"
+    beside.rmdir()
+    SqliteStore(db).close()
 
 
 def test_a_file_with_two_names_is_refused(db: Path) -> None:
