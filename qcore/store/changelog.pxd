@@ -87,6 +87,7 @@ cdef class ChangeLog:
     cdef uint64_t fold_end
     cdef readonly bint folding
 
+    cdef int c_stage_all(self, list packed) except -1
     cdef int c_stage_rows(self, const uint8_t *p, Py_ssize_t n) noexcept nogil
     cdef uint8_t *c_room(self, Py_ssize_t n) noexcept nogil
     cdef int c_append_key(self, int op, int64_t seq) noexcept nogil

@@ -58,6 +58,11 @@ FIRST_SLOTS = 16
 _TABLES = frozenset((*SIDE_TABLES, "queues"))
 
 
+cdef struct Buffer:
+    const uint8_t *p
+    Py_ssize_t n
+
+
 # --- a map of numbers ----------------------------------------------------------------------
 
 cdef inline size_t _home(const Map *m, int64_t key) noexcept nogil:
@@ -558,22 +563,14 @@ cdef class ChangeLog:
         the small values of the second kind; :meth:`written_rows` has the rows, whose
         bytes are those of ``packed``. Ends with :meth:`accept` or :meth:`drop`.
         """
-        cdef bytes rows, body
-        cdef const uint8_t *p
+        cdef bytes body
         cdef Py_ssize_t n
-        cdef int rc
         cdef list written = []
         cdef uint8_t *room
         self.drop()
         self.staged_max = self.max_seq
-        for rows in packed:
-            p = <const uint8_t *>PyBytes_AS_STRING(rows)
-            n = PyBytes_GET_SIZE(rows)
-            with nogil:
-                rc = self.c_stage_rows(p, n)
-            if rc < 0:
-                self.drop()
-                raise MemoryError
+        if packed:
+            self.c_stage_all(packed)
         for table, key, value in side:
             if table not in _TABLES:
                 self.drop()
@@ -610,6 +607,31 @@ cdef class ChangeLog:
         _head(self.staged[self.n_staged - 1]).used += <uint32_t>n
         self.n_entries += 1
 
+    cdef int c_stage_all(self, list packed) except -1:
+        """Stage the rows of all buffers, without the interpreter lock: each return to it would be a wait."""
+        cdef bytes rows
+        cdef Py_ssize_t i = 0, n = len(packed)
+        cdef int rc = 0
+        cdef Buffer *buffers = <Buffer *>malloc(n * sizeof(Buffer))
+        if buffers == NULL:
+            raise MemoryError
+        try:
+            for rows in packed:
+                buffers[i].p = <const uint8_t *>PyBytes_AS_STRING(rows)
+                buffers[i].n = PyBytes_GET_SIZE(rows)
+                i += 1
+            with nogil:
+                for i in range(n):
+                    rc = self.c_stage_rows(buffers[i].p, buffers[i].n)
+                    if rc < 0:
+                        break
+        finally:
+            free(buffers)
+        if rc < 0:
+            self.drop()
+            raise MemoryError
+        return 0
+
     cdef int c_stage_rows(self, const uint8_t *p, Py_ssize_t n) noexcept nogil:
         """Stage packed rows. -1 without memory."""
         cdef Py_ssize_t pos = 0, at
@@ -639,6 +661,8 @@ cdef class ChangeLog:
                 continue
             if head.seq > self.staged_max:
                 continue                    # there is no such row, and an update makes none
+            if head.seq > self.max_seq:     # added by this very cut: the table alone has what it no longer is
+                self.replaces = True
             if head.op == ROW_DELETE:
                 if self.c_append_key(ENTRY_DELETE, head.seq) < 0:
                     return -1

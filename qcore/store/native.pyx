@@ -85,9 +85,11 @@ cdef enum:
     ST_PAYLOAD, ST_DROP
     ST_NAME, ST_QUEUE, ST_NO_QUEUE, ST_META
     ST_PAGE
+    ST_INSERTS
     N_STATEMENTS
     LEAST_RUN = 4               # neighbours that are deleted by one statement
     MOST_RUN = 256
+    N_INSERTS = 16              # new rows that are inserted by one statement: each costs half of one alone
     N_SIDE = 32                 # a replacing and a deleting statement for each side table
 
 cdef list _SQL = [
@@ -105,7 +107,9 @@ cdef list _SQL = [
     "DELETE FROM queues WHERE id = ?",
     "REPLACE INTO meta(key, value) VALUES (?,?)",
     "REPLACE INTO changelog(n, page) VALUES (?,?)",
+    "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES " + ",".join(["(?,?,?,?,?,?)"] * N_INSERTS),
 ]
+assert len(_SQL) == N_STATEMENTS
 
 for _table in SIDE_TABLES:
     _SQL.append(f"REPLACE INTO {_table}(key, value) VALUES (?,?)")
@@ -231,7 +235,7 @@ cdef class _Connection:
 
     cdef int c_rows(self, ChangeLog changes) noexcept nogil:
         """Write staged rows. Bound bytes stay where they are: nothing is copied before SQLite does."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i = 0, j, alone = 0
         cdef RowHead head
         cdef const uint8_t *record
         cdef const uint8_t *data
@@ -240,8 +244,20 @@ cdef class _Connection:
         cdef Page *page
         cdef bint large
         cdef int rc
-        for i in range(changes.n_direct):
+        while i < changes.n_direct:
+            if i >= alone:
+                j = c_n_new(changes, i)
+                if j == N_INSERTS:
+                    for j in range(N_INSERTS):
+                        c_bind_row(self.statements[ST_INSERTS], 6 * <int>j, changes.direct[i + j], False)
+                    rc = self.c_step(ST_INSERTS)
+                    if rc != SQLITE_DONE:
+                        return rc
+                    i += N_INSERTS
+                    continue
+                alone = i + j + 1
             record = changes.direct[i]
+            i += 1
             memcpy(&head, record, sizeof(RowHead))
             record += sizeof(RowHead)
             data = record + max(head.record_n, 0)
@@ -253,13 +269,7 @@ cdef class _Connection:
                 rc = self.c_step(ST_DROP)
             else:
                 large = head.data_n > INLINE_BYTES
-                st = self.statements[ST_INSERT]
-                api.bind_int64(st, 1, head.seq)
-                api.bind_int64(st, 2, head.queue)
-                api.bind_int64(st, 3, head.state)
-                c_bind(st, 4, record, head.record_n)
-                c_bind(st, 5, data, 0 if large else head.data_n)
-                c_bind(st, 6, result, head.result_n)
+                c_bind_row(self.statements[ST_INSERT], 0, changes.direct[i - 1], large)
                 rc = self.c_step(ST_INSERT)
                 if rc == SQLITE_DONE and large:
                     st = self.statements[ST_PAYLOAD]
@@ -380,13 +390,24 @@ cdef class _Connection:
 
     def commit(self, ChangeLog changes not None, object cut, list values not None):
         """One transaction with all that is staged, or nothing and a StoreFault."""
-        cdef int rc
-        self.c_begin()
+        cdef int rc = SQLITE_DONE
+        cdef bint here, small = changes.staged_slots or cut.names or cut.meta or values
         try:
+            # Most commits give the interpreter lock away once: beside a busy thread each return to it is a wait.
             with nogil:
-                rc = self.c_rows(changes)
+                here = self.c_in_place()
+                if here:
+                    rc = self.c_step(ST_BEGIN)
+                    if rc == SQLITE_DONE:
+                        rc = self.c_rows(changes)
+                    if rc == SQLITE_DONE and not small:
+                        rc = self.c_step(ST_COMMIT)
+            if not here:
+                raise _Moved
             if rc != SQLITE_DONE:
                 raise self.fault()
+            if not small:
+                return
             if changes.staged_slots:
                 self.c_small(ST_PAGE, 0, changes.staged_first_row)
             for key, text in cut.names:
@@ -432,6 +453,33 @@ cdef inline int c_bind(Stmt st, int column, const uint8_t *p, int32_t n) noexcep
     if n < 0:
         return api.bind_null(st, column)
     return api.bind_blob(st, column, p, n, NULL)    # NULL: SQLITE_STATIC, the bytes outlive the step
+
+
+cdef inline void c_bind_row(Stmt st, int column, const uint8_t *p, bint large) noexcept nogil:
+    """Bind a packed row from the column after this one on, without its data if they are large."""
+    cdef RowHead head
+    memcpy(&head, p, sizeof(RowHead))
+    p += sizeof(RowHead)
+    api.bind_int64(st, column + 1, head.seq)
+    api.bind_int64(st, column + 2, head.queue)
+    api.bind_int64(st, column + 3, head.state)
+    c_bind(st, column + 4, p, head.record_n)
+    p += max(head.record_n, 0)
+    c_bind(st, column + 5, p, 0 if large else head.data_n)
+    c_bind(st, column + 6, p + max(head.data_n, 0), head.result_n)
+
+
+cdef inline Py_ssize_t c_n_new(ChangeLog changes, Py_ssize_t i) noexcept nogil:
+    """How many rows from here on, at most ``N_INSERTS``, are small and come behind all those of the table."""
+    cdef RowHead head
+    cdef int64_t last = changes.max_seq
+    cdef Py_ssize_t j, n = min(<Py_ssize_t>N_INSERTS, changes.n_direct - i)
+    for j in range(n):
+        memcpy(&head, changes.direct[i + j], sizeof(RowHead))
+        if head.op != ROW_INSERT or head.seq <= last or head.data_n > INLINE_BYTES:
+            return j
+        last = head.seq
+    return n
 
 
 # Each page is read once, so a cache would only hold memory.
