@@ -57,6 +57,9 @@ MAX_ARCHIVE_OFFSET = 100_000
 DEFAULT_MAX_QUEUE_EVENTS = 10_000
 DEFAULT_MAX_METRIC_MINUTES = 20_160
 DEFAULT_MAX_WAITING_DEPS = 10_000
+#: Of more new jobs than these that wait for their cut the oldest are encoded ahead, so that no cut holds
+#: everybody up. Of the others, what happens to them next may still become one row with the first.
+AHEAD_ROWS = 2048
 #: Before a failed commit is tried again, at first and while somebody waits for it.
 DEFAULT_RETRY_MS = 200
 MAX_FLOW_JOBS = 10_000

@@ -81,6 +81,7 @@ cdef class Broker:
     cdef readonly object clock          # None = the machine's clocks
     cdef PyThread_type_lock lock
     cdef Encoder encoder                # None: the store takes rows in lists
+    cdef uint32_t ahead_rows            # changes that are left to be encoded when the cut is taken
     cdef readonly bint durable          # a store that outlives the process is there
     cdef readonly bint hold_adds, hold_changes, hold_pulls
     cdef bint sync_adds, sync_changes
@@ -137,6 +138,7 @@ cdef class Broker:
     cdef int c_tick(self) except -1
     cdef int c_took(self, int64_t n_frames) except -1
     cdef int c_note(self) except -1
+    cdef int c_encode_ahead(self) except -1
     cdef int c_bring_needed(self) except -1
     cdef Writer c_reply(self, Outlet outlet, bint held, bint add, bint sync)
     cdef bint c_holds(self, uint32_t slot) noexcept

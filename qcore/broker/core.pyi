@@ -55,6 +55,7 @@ class Broker:
         flush_ms: int = 10,
         retry_ms: int = 200,
         unflushed_limit: int = 100_000,
+        ahead_rows: int = 2048,
         max_completed: int = 50_000,
         max_waiting_deps: int = 10_000,
         max_events: int = 10_000,

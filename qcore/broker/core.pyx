@@ -115,6 +115,7 @@ cdef class Broker:
     def __cinit__(self, object store=None, *, object clock=None, bytes seed=None, bint hold_changes=True,
                   bint hold_adds=False, bint hold_pulls=False, bint sync_adds=False, bint sync_changes=False,
                   int flush_ms=10, int retry_ms=limits.DEFAULT_RETRY_MS, Py_ssize_t unflushed_limit=100_000,
+                  uint32_t ahead_rows=limits.AHEAD_ROWS,
                   uint32_t max_completed=limits.DEFAULT_MAX_COMPLETED_JOBS,
                   Py_ssize_t max_waiting_deps=limits.DEFAULT_MAX_WAITING_DEPS,
                   Py_ssize_t max_events=limits.DEFAULT_MAX_QUEUE_EVENTS,
@@ -127,6 +128,7 @@ cdef class Broker:
         self.durable = store is not None
         if self.durable and store.takes_packed:
             self.encoder = Encoder()
+        self.ahead_rows = ahead_rows
         self.clock = clock
         self.engine = Engine(seed or os.urandom(16), tracking=self.durable, archive=self.durable,
                              max_completed=max_completed, max_waiting_deps=max_waiting_deps,
@@ -316,6 +318,12 @@ cdef class Broker:
             self.c_bring_needed()
         if self.durable and not self.dirty_since_ns and (self.engine.n_changes or self.telling or self.noticed):
             self.dirty_since_ns = self.now_ns
+        return 0
+
+    cdef int c_encode_ahead(self) except -1:
+        """After commands: with a commit on its way changes pile up, and their cut is not to stop everybody."""
+        if self.encoder is not None and self.engine.n_dirty - self.engine.ahead_at > self.ahead_rows:
+            self.encoder.c_ahead(self.engine, self.ahead_rows, self.now_ms, self.now_ns)
         return 0
 
     # --- delivery ---------------------------------------------------------------------------
@@ -795,6 +803,8 @@ cdef class Broker:
             more = self.c_due()
             if self.c_commit_wanted():
                 cut = self.c_begin_commit()
+            else:
+                self.c_encode_ahead()
             left = self.c_next_due(more)
         finally:
             self.c_leave()

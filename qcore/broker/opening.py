@@ -17,6 +17,7 @@ from qcore.broker.webhooks import HookSettings
 from qcore.clock import Clock
 from qcore.errors import StoreError
 from qcore.limits import (
+    AHEAD_ROWS,
     DEFAULT_COMPLETED_RETENTION_MS,
     DEFAULT_MAX_COMPLETED_JOBS,
     DEFAULT_MAX_METRIC_MINUTES,
@@ -66,6 +67,7 @@ def open_broker(
     store: Store | None = None,
     flush_ms: int = 10,
     retry_ms: int = DEFAULT_RETRY_MS,
+    ahead_rows: int = AHEAD_ROWS,
     max_completed: int = DEFAULT_MAX_COMPLETED_JOBS,
     completed_retention_ms: int | None = DEFAULT_COMPLETED_RETENTION_MS,
     max_waiting_deps: int = DEFAULT_MAX_WAITING_DEPS,
@@ -100,6 +102,7 @@ def open_broker(
             sync_changes=changes == "synced",
             flush_ms=flush_ms,
             retry_ms=retry_ms,
+            ahead_rows=ahead_rows,
             max_completed=max_completed,
             retention_ms=completed_retention_ms,
             max_waiting_deps=max_waiting_deps,

@@ -53,6 +53,7 @@ cdef enum:
     HAS_RUN = 1
     HAS_EXTRA = 2
     READ_ROWS = 1000        # rows that are read again at once, by their numbers
+    PIECE_BYTES = 192 * 1024    # of encoded rows that are kept together
 
 cdef packed struct RecordHead:
     uint8_t version
@@ -211,69 +212,116 @@ cdef bytes _record(Engine engine, Job *job, uint32_t state, int64_t now_ms, int6
 
 @cython.final
 cdef class Encoder:
-    """Encodes the changes of an engine straight into the buffer that the compiled writer takes."""
+    """Encodes the changes of an engine straight into the buffer that the compiled writer takes.
+
+    New jobs may be encoded ahead, in pieces: a cut of very many would hold everybody up. What happens
+    to such a job before the cut is taken follows in a row of its own, which then counts.
+    """
 
     def __cinit__(self):
         self.out = Writer()
+        self.pieces = []
 
-    cdef int c_take(self, Engine engine, int64_t now_ms, int64_t now_ns) except -1:
-        """Append every changed and deleted job; ``out``, ``n`` and ``largest`` have them."""
+    cdef int c_row(self, Engine engine, Job *job, int64_t now_ms, int64_t now_ns) except -1:
+        """Append the row of a changed job, or nothing."""
         cdef Writer w = self.out
-        cdef uint32_t i, slot
-        cdef Job *job
-        cdef Blob *data
-        cdef Blob *result
+        cdef Py_ssize_t start = w.n
+        cdef Blob *data = NULL
+        cdef Blob *result = engine.run_at(job.run).result if job.run else NULL
         cdef RowHead head
         cdef Parts parts
-        cdef bytes extra
+        cdef bytes extra = _gather(engine, job, now_ms, now_ns, &parts)
+        head.op = ROW_UPDATE
+        head.queue = job.queue
+        if not job.flags & F_STORED or job.flags & F_REWRITE:
+            head.op = ROW_INSERT
+            data = job.data
+        head.seq = job.seq
+        head.state = job.state if job.state != STAGED else job.first_state
+        head.record_n = <int32_t>parts.n
+        head.data_n = -1 if data == NULL else <int32_t>data.size
+        head.result_n = -1 if result == NULL else <int32_t>result.size
+        w.c_need(sizeof(RowHead) + parts.n + max(head.data_n, 0) + max(head.result_n, 0))
+        memcpy(w.p + start, &head, sizeof(RowHead))
+        w.n += sizeof(RowHead)
+        _write(&parts, extra, <char *>w.p + w.n, job.seq, job.queue, head.state)
+        w.n += parts.n
+        if data != NULL:
+            memcpy(w.p + w.n, blob_bytes(data), data.size)
+            w.n += data.size
+            self.largest = max(self.largest, <Py_ssize_t>data.size)
+        if result != NULL:
+            memcpy(w.p + w.n, blob_bytes(result), result.size)
+            w.n += result.size
+        self.n += 1
+        return 0
+
+    cdef int c_ahead(self, Engine engine, uint32_t most, int64_t now_ms, int64_t now_ns) except -1:
+        """Encode the new jobs among the oldest changes, until at most so many changes are left to be looked at."""
+        cdef uint32_t slot
+        while engine.n_dirty - engine.ahead_at > most:
+            slot = engine.dirty[engine.ahead_at]
+            # One that has run may be about to leave memory, which counts on its being listed.
+            if slot and not engine.job_at(slot).flags & F_STORED and not engine.job_at(slot).run:
+                self.c_row(engine, engine.job_at(slot), now_ms, now_ns)
+                engine.c_taken_ahead(engine.ahead_at)
+                if self.out.n >= PIECE_BYTES:
+                    self.c_close_piece()
+            engine.ahead_at += 1
+        return 0
+
+    cdef int c_close_piece(self) except -1:
+        """Put what was written aside: a small buffer stays in the cache, and is not copied as it grows."""
+        if self.out.n:
+            self.pieces.append(self.out.take())
+        return 0
+
+    cdef list c_take(self, Engine engine, int64_t now_ms, int64_t now_ns):
+        """Encode every changed and deleted job; the rows of the whole cut. It ends with :meth:`c_begin`."""
+        cdef Writer w = self.out
+        cdef uint32_t i, slot
+        cdef RowHead head
         cdef object seq
-        self.n = 0
-        self.largest = 0
-        for i in range(engine.n_dirty):
-            slot = engine.dirty[i]
-            if not slot:
-                continue
-            job = engine.job_at(slot)
-            extra = _gather(engine, job, now_ms, now_ns, &parts)
-            result = engine.run_at(job.run).result if job.run else NULL
-            data = NULL
-            head.op = ROW_UPDATE
-            head.queue = job.queue
-            if not job.flags & F_STORED or job.flags & F_REWRITE:
-                head.op = ROW_INSERT
-                data = job.data
-                if data != NULL and data.size > <uint32_t>self.largest:
-                    self.largest = data.size
-            head.seq = job.seq
-            head.state = job.state if job.state != STAGED else job.first_state
-            head.record_n = <int32_t>parts.n
-            head.data_n = -1 if data == NULL else <int32_t>data.size
-            head.result_n = -1 if result == NULL else <int32_t>result.size
-            w.c_raw(&head, sizeof(RowHead))
-            w.c_need(parts.n)
-            _write(&parts, extra, <char *>w.p + w.n, job.seq, job.queue, head.state)
-            w.n += parts.n
-            if data != NULL:
-                w.c_raw(blob_bytes(data), data.size)
-            if result != NULL:
-                w.c_raw(blob_bytes(result), result.size)
-            self.n += 1
-        memset(&head, 0, sizeof(RowHead))
-        head.op = ROW_DELETE
-        head.record_n = head.data_n = head.result_n = -1
-        for seq in engine.deleted:
-            head.seq = seq
-            w.c_raw(&head, sizeof(RowHead))
-            self.n += 1
+        cdef Py_ssize_t n = self.n, largest = self.largest, n_pieces
+        self.c_close_piece()
+        n_pieces = len(self.pieces)
+        try:
+            for i in range(engine.n_dirty):
+                slot = engine.dirty[i]
+                if slot:
+                    self.c_row(engine, engine.job_at(slot), now_ms, now_ns)
+                    if w.n >= PIECE_BYTES:
+                        self.c_close_piece()
+            memset(&head, 0, sizeof(RowHead))
+            head.op = ROW_DELETE
+            head.record_n = head.data_n = head.result_n = -1
+            for seq in engine.deleted:
+                head.seq = seq
+                w.c_raw(&head, sizeof(RowHead))
+                self.n += 1
+            self.c_close_piece()
+            return self.pieces
+        except BaseException:
+            # Everything is as it was, for the next try.
+            del self.pieces[n_pieces:]
+            w.clear()
+            self.n = n
+            self.largest = largest
+            raise
+
+    cdef int c_begin(self) except -1:
+        """The rows were taken: begin the next cut."""
+        self.pieces = []
+        self.n = self.largest = 0
         return 0
 
 
 cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns):
     """The changes since the last cut, as a cut whose rows are packed."""
-    encoder.c_take(engine, now_ms, now_ns)
-    cut = Cut(packed=[encoder.out.take()] if encoder.n else [], n_packed=encoder.n, largest=encoder.largest,
-              names=engine.new_names,
+    cdef list packed = encoder.c_take(engine, now_ms, now_ns)
+    cut = Cut(packed=packed, n_packed=encoder.n, largest=encoder.largest, names=engine.new_names,
               queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues], side=_side(engine))
+    encoder.c_begin()
     engine.c_taken()
     return cut
 

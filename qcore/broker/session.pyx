@@ -201,6 +201,7 @@ cdef class Session(Outlet):
             if self.broker.engine.events:
                 self.broker.c_spread(self.broker.c_holds_events())
             self.broker.c_note()
+            self.broker.c_encode_ahead()
         finally:
             self.broker.c_leave()
         if used < n and not self.closing:
@@ -679,7 +680,7 @@ cdef class Session(Outlet):
             return DECLINED
         if spec.name == 0:
             return DECLINED                 # an older client: its name is in the data
-        if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
+        if self.broker.degraded is not None:
             return DECLINED
         if spec.id_text != NULL and (self.broker.engine.needed
                                      or self.broker.engine.c_may_be_far(spec.id_text, spec.id_n)):
@@ -809,7 +810,7 @@ cdef class Session(Outlet):
             pos = after
         if pos != n or req.notes or jobs.start == 0:
             return DECLINED
-        if self.broker.degraded is not None or self.broker.engine.n_dirty > self.broker.unflushed_limit:
+        if self.broker.degraded is not None:
             return DECLINED
         q = self.c_queue_at(p, &queue, True)
         if q is None:

@@ -75,6 +75,7 @@ cdef class Table:
     cdef bint tracking          # a store listens: changes are collected
     cdef uint32_t *dirty        # slots of changed jobs; 0 = gone since
     cdef uint32_t n_dirty, cap_dirty
+    cdef uint32_t ahead_at      # those before this place were looked at before their cut was taken
     cdef list deleted           # sequence numbers of stored jobs that are gone
     cdef list new_names         # (index, text) not yet taken by the store
     cdef list dirty_queues
@@ -169,6 +170,7 @@ cdef class Table:
     cdef void c_key(self, Job *job, Key *key) noexcept
     cdef str c_state_name(self, Job *job)
     cdef int c_taken(self) except -1
+    cdef void c_taken_ahead(self, uint32_t at) noexcept
     cdef int c_mark(self, uint32_t slot, Job *job) except -1
     cdef int c_reserve(self) except -1
     cdef int c_drop_evicted(self, uint32_t slot) except -1

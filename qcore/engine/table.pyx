@@ -963,7 +963,7 @@ cdef class Table:
             if slot:
                 job = self.job_at(slot)
                 job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE | F_WAS_NEEDED)) | F_STORED
-        self.n_dirty = 0
+        self.n_dirty = self.ahead_at = 0
         if self.deleted:
             self.flying.append(self.deleted)
             self.going = None
@@ -984,6 +984,15 @@ cdef class Table:
             self.n_marks = 0
             self.text_marks = []
         return 0
+
+    cdef void c_taken_ahead(self, uint32_t at) noexcept:
+        """The host has encoded the job at this place of the dirty vector, in the set that goes on.
+
+        If it changes again, it is listed again. Not for one that leaves memory with its cut.
+        """
+        cdef Job *job = self.job_at(self.dirty[at])
+        job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE | F_WAS_NEEDED)) | F_STORED
+        self.dirty[at] = 0
 
     @property
     def n_changes(self):

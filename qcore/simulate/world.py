@@ -31,6 +31,8 @@ Step = dict[str, Any]
 
 WRONG_TOKEN = "0badc0de-0000-4000-8000-000000000000"
 DAY_MS = 86_400_000
+#: So few that most cuts of a disk that takes packed rows have some that were encoded ahead.
+AHEAD_ROWS = 2
 
 
 def rows_of(cut: Cut) -> dict[int, tuple[int, object]]:
@@ -107,6 +109,7 @@ class World:
             seed=u.to_bytes(16, "big"),
             store=self.disk.open(),
             flush_ms=config.flush_ms,
+            ahead_rows=AHEAD_ROWS,
             completed_retention_ms=None,  # the model knows no end by age
         )
         # The mark of an open file went in as a cut of its own.

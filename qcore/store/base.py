@@ -105,7 +105,9 @@ class Cut:
     * ``deletes``: seq. The row need not exist.
     * ``packed``: buffers of ``n_packed`` further rows in the form of :func:`pack_rows`,
       in place of the lists; the largest payload in them has ``largest`` bytes. Only for
-      a store that ``takes_packed``.
+      a store that ``takes_packed``. Here an insert of a job may be followed by what
+      happened to it before the cut was taken: another insert, an update or a delete,
+      which then counts.
     * ``names``: (id, text) of newly interned names.
     * ``queues``: (queue id, packed state); None removes the state.
     * ``meta``: small values by key.
@@ -144,14 +146,13 @@ class Cut:
         )
 
     def unpacked(self) -> Cut:
-        """Return the same cut with its packed rows in the lists."""
+        """Return the same cut with its packed rows in the lists, one for each job."""
         if not self.packed:
             return self
-        cut = Cut([*self.inserts], [*self.updates], [*self.deletes])
-        cut.names, cut.queues, cut.meta, cut.side = self.names, self.queues, self.meta, self.side
+        rows = _Rows(self)
         for buffer in self.packed:
-            _unpack_rows(buffer, cut)
-        return cut
+            _unpack_rows(buffer, rows)
+        return rows.cut(names=self.names, queues=self.queues, meta=self.meta, side=self.side)
 
     def merge_under(self, newer: Cut) -> Cut:
         """Return one cut that does what this one and then ``newer`` would do.
@@ -168,33 +169,65 @@ class Cut:
             return newer
         if self.packed or newer.packed:
             return self.unpacked().merge_under(newer.unpacked())
-        inserts = _rows(self.inserts, INSERT_WIDTH)
-        updates = _rows(self.updates, UPDATE_WIDTH)
-        deletes = dict.fromkeys(self.deletes)
-        for seq, row in _rows(newer.inserts, INSERT_WIDTH).items():
-            updates.pop(seq, None)
-            deletes.pop(seq, None)
-            inserts[seq] = row
-        for seq, row in _rows(newer.updates, UPDATE_WIDTH).items():
-            pending = inserts.get(seq)
-            if pending is not None:
-                _, state, record, result = row
-                inserts[seq] = [seq, pending[1], state, record, pending[4], result]
-            else:
-                deletes.pop(seq, None)
-                updates[seq] = row
+        rows = _Rows(self)
+        for row in _rows(newer.inserts, INSERT_WIDTH).values():
+            rows.insert(row)
+        for row in _rows(newer.updates, UPDATE_WIDTH).values():
+            rows.update(row)
         for seq in newer.deletes:
-            inserts.pop(seq, None)
-            updates.pop(seq, None)
-            deletes[seq] = None
-        return Cut(
-            inserts=[value for row in inserts.values() for value in row],
-            updates=[value for row in updates.values() for value in row],
-            deletes=list(deletes),
+            rows.delete(seq)
+        return rows.cut(
             names=list(({id_: (id_, text) for id_, text in (*self.names, *newer.names)}).values()),
             queues=list(dict((*self.queues, *newer.queues)).items()),
             meta={**self.meta, **newer.meta},
             side={**self.side, **newer.side},
+        )
+
+
+class _Rows:
+    """The rows of a cut, and of what comes after it: one for each job, the last that counts."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._inserts = _rows(cut.inserts, INSERT_WIDTH)
+        self._updates = _rows(cut.updates, UPDATE_WIDTH)
+        self._deletes = dict.fromkeys(cut.deletes)
+
+    def insert(self, row: Sequence[object]) -> None:
+        seq = cast(int, row[0])
+        self._updates.pop(seq, None)
+        self._deletes.pop(seq, None)
+        self._inserts[seq] = row
+
+    def update(self, row: Sequence[object]) -> None:
+        seq, state, record, result = cast(tuple[int, object, object, object], row)
+        pending = self._inserts.get(seq)
+        if pending is not None:
+            self._inserts[seq] = [seq, pending[1], state, record, pending[4], result]
+        else:
+            self._deletes.pop(seq, None)
+            self._updates[seq] = row
+
+    def delete(self, seq: int) -> None:
+        self._inserts.pop(seq, None)
+        self._updates.pop(seq, None)
+        self._deletes[seq] = None
+
+    def cut(
+        self,
+        *,
+        names: list[tuple[int, str]],
+        queues: list[tuple[int, bytes | None]],
+        meta: dict[str, bytes],
+        side: dict[Side, bytes | None],
+    ) -> Cut:
+        return Cut(
+            inserts=[value for row in self._inserts.values() for value in row],
+            updates=[value for row in self._updates.values() for value in row],
+            deletes=list(self._deletes),
+            names=names,
+            queues=queues,
+            meta=meta,
+            side=side,
         )
 
 
@@ -240,7 +273,7 @@ def _pack_row(
         out += part or b""
 
 
-def _unpack_rows(buffer: bytes, cut: Cut) -> None:
+def _unpack_rows(buffer: bytes, rows: _Rows) -> None:
     at = 0
     while at < len(buffer):
         op, seq, queue, state, *lengths = _ROW.unpack_from(buffer, at)
@@ -251,11 +284,11 @@ def _unpack_rows(buffer: bytes, cut: Cut) -> None:
             at += max(n, 0)
         record, data, result = parts
         if op == ROW_INSERT:
-            cut.inserts += (seq, queue, state, record, data, result)
+            rows.insert((seq, queue, state, record, data, result))
         elif op == ROW_UPDATE:
-            cut.updates += (seq, state, record, result)
+            rows.update((seq, state, record, result))
         else:
-            cut.deletes.append(seq)
+            rows.delete(seq)
 
 
 def _rows(flat: Sequence[object], width: int) -> dict[int, Sequence[object]]:

@@ -657,9 +657,9 @@ class SqliteStore:
                 packed = [*cut.packed, lists] if lists else cut.packed
                 values: list[_Value] = [("queues", queue, state) for queue, state in cut.queues]
                 values += [(table, key, value) for (table, key), value in cut.side.items()]
-                values = changes.stage(packed, values)
                 if cut.has_large(INLINE_DATA_BYTES):
                     changes.has_payloads = True
+                values = changes.stage(packed, values)
                 self._set_sync(sync)
                 self._write(cut, values)
             except BaseException as error:

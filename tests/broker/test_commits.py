@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,117 @@ def test_changes_that_could_not_be_written_count_against_the_bound(
     store.broken = None
     flush(broker)
     talk.good("PUSH", queue="q", name="n")
+
+
+# --- new jobs that are encoded ahead ----------------------------------------------------------------
+
+
+def row_ops(buffer: bytes) -> list[int]:
+    """What the rows of a packed buffer do: 1 insert, 2 update, 3 delete."""
+    ops, at = [], 0
+    while at < len(buffer):
+        op, *lengths = struct.unpack_from("<B16x3i", buffer, at)
+        at += 29 + sum(max(n, 0) for n in lengths)
+        ops.append(op)
+    assert at == len(buffer)
+    return ops
+
+
+def test_a_cut_of_many_new_jobs_was_encoded_before_but_for_the_last_of_them(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="server", clock=clock, seed=SEED, ahead_rows=3)
+    talk = Talk(broker)
+    talk.good("PUSH", queue="q", name="n")
+    under_way = broker.begin_commit()
+    for n in range(10):
+        talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": f"{n}-{i}"} for i in range(2)])
+        assert broker.unflushed >= 2 * n + 2
+    assert broker.pump()[1] is None, "a commit is under way"
+    commit(broker, under_way)
+    cut = broker.begin_commit()
+    assert cut is not None
+    assert [row_ops(buffer) for buffer in cut.packed] == [[1] * 17, [1] * 3]
+    assert cut.n_packed == 20
+    commit(broker, cut)
+    broker.store.close()
+    again = open_broker(path, mode="server", clock=clock, seed=bytes(16))
+    listed = Talk(again).good("GetJobs", queue="q", state="waiting", limit=100)["jobs"]
+    assert {job["id"] for job in listed} > {f"{n}-{i}" for n in range(10) for i in range(2)}
+    close_broker(again)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_becomes_of_a_job_that_was_encoded_ahead_counts(
+    tmp_path: Path, clock: ManualClock, fails: bool
+) -> None:
+    """Also when the commit before it failed, so that its rows are merged with the later ones."""
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="server", clock=clock, seed=SEED, ahead_rows=0)
+    talk = Talk(broker)
+    jobs = [{"name": "n", "customId": c, "data": c, "priority": i} for i, c in enumerate("fedcba")]
+    talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": "before"}])
+    under_way = broker.begin_commit()
+    talk.good("PUSHB", queue="q", jobs=jobs)
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "durable", "durable": True})
+    talk.send({"cmd": "PULLB", "queue": "q", "count": 4, "owner": "w"})
+    if fails:
+        broker.end_commit(FULL)
+    else:
+        commit(broker, under_way)
+    broker.engine._check()
+    flush(broker)
+    got = next(reply for reply in talk.replies() if "jobs" in reply)
+    assert [job["id"] for job in got["jobs"]] == ["a", "b", "c", "d"]
+    talk.good("PUSH", queue="q", name="n", jobId="between")
+    under_way = broker.begin_commit()
+    talk.send({"cmd": "PUSHB", "queue": "r", "jobs": [{"name": "n", "customId": c} for c in "xyz"]})
+    talk.send({"cmd": "Cancel", "id": "x"}, {"cmd": "Update", "id": "y", "data": "other"})
+    talk.send({"cmd": "ACK", "id": "a", "token": got["tokens"][0], "result": 1})
+    if fails:
+        broker.end_commit(FULL)
+    else:
+        commit(broker, under_way)
+    flush(broker)
+    broker.engine._check()
+    broker.store.close()  # a crash, as far as the file can tell
+    again = open_broker(path, mode="server", clock=clock, seed=bytes(16))
+    look = Talk(again)
+    states = {id_: look.ask("GetState", id=id_).get("state") for id_ in "abcdefyz"}
+    assert states == dict.fromkeys("fyz", "waiting") | dict.fromkeys("bcd", "active") | {
+        "a": "completed",
+        "e": "prioritized",
+    }
+    assert look.good("GetResult", id="a")["result"] == 1
+    assert look.good("GetJob", id="y")["job"]["data"] == "other"
+    assert look.good("GetState", id="durable")["state"] == "waiting"
+    assert not look.ask("GetJob", id="x")["ok"]
+    close_broker(again)
+
+
+def test_a_job_that_was_encoded_ahead_leaves_memory_only_when_its_end_is_in_the_file(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="server", clock=clock, seed=SEED, ahead_rows=0, max_completed=1)
+    talk = Talk(broker)
+    talk.good("PUSH", queue="q", name="n", jobId="first")
+    under_way = broker.begin_commit()
+    talk.send(
+        {"cmd": "PUSHB", "queue": "q", "jobs": [{"name": "n", "customId": c} for c in "abc"]},
+        {"cmd": "PULLB", "queue": "q", "count": 4},
+        *({"cmd": "ACK", "id": c, "result": c} for c in "abc"),
+    )
+    broker.pump()
+    commit(broker, under_way)
+    look = Talk(broker)
+    for _ in range(2):
+        for id_ in "abc":
+            assert look.good("GetResult", id=id_)["result"] == id_
+        flush(broker)
+        broker.engine._check()
+    close_broker(broker)
 
 
 def test_closing_writes_what_an_earlier_commit_could_not(

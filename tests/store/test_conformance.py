@@ -107,6 +107,36 @@ def test_a_deleted_row_leaves_nothing_behind(reopen: Reopen) -> None:
     assert list(store.load().jobs) == [(1, 1, 0, b"again", None, None)]
 
 
+@pytest.mark.parametrize("data", [None, b"d", b"big" * 1000])
+@pytest.mark.parametrize("result", [b"small", b"large" * 1000])
+def test_what_happened_to_a_new_job_may_follow_in_the_same_cut(
+    reopen: Reopen, data: bytes | None, result: bytes
+) -> None:
+    """The rows of a job come one after the other, behind each other in packed form; the last one counts."""
+    store = reopen()
+    store.commit(Cut(inserts=[1, 1, 1, b"old", None, None]))
+    first = [v for seq in range(2, 40) for v in (seq, 1, 1, b"r", data, None)]
+    later = Cut(
+        inserts=[10, 1, 1, b"again", b"changed", None, 40, 1, 1, b"r", data, None],
+        updates=[1, 3, b"new", None, 20, 3, b"done", result, 38, 3, b"done", result],
+        deletes=[30, 39],
+    )
+    cut = Cut(packed=[pack_rows(Cut(inserts=first)), pack_rows(later)], n_packed=45, largest=len(data or b""))
+    store.commit(cut if store.takes_packed else cut.unpacked())
+    left = [seq for seq in range(2, 41) if seq not in (30, 39)]
+    expected: dict[int, Row] = {seq: (seq, 1, 1, b"r", data, None) for seq in left}
+    expected[1] = (1, 1, 3, b"new", None, None)
+    expected[10] = (10, 1, 1, b"again", b"changed", None)
+    for seq in (20, 38):
+        expected[seq] = (seq, 1, 3, b"done", data, result)
+    assert list(store.load().jobs) == [expected[seq] for seq in sorted(expected)]
+    store = reopen()
+    assert list(store.load().jobs) == [expected[seq] for seq in sorted(expected)]
+    if isinstance(store, SqliteStore):
+        (n,) = store._con.execute("SELECT count(*) FROM payloads WHERE seq IN (30, 39)").fetchone()
+        assert n == 0, "a payload outlived its job"
+
+
 def test_names_and_queues_and_meta_are_replaced(reopen: Reopen) -> None:
     store = reopen()
     store.commit(Cut(names=[(1, "a")], queues=[(1, b"x"), (2, b"y")], meta={"k": b"1"}))

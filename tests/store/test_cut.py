@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcore.store.base import Cut
+from qcore.store.base import Cut, pack_rows
 from qcore.store.memory import MemoryStore
 
 INSERT = [7, 1, 0, b"old", b"data", None]
@@ -125,3 +125,23 @@ def test_one_merged_cut_does_what_all_of_them_do(cuts: list[Cut]) -> None:
     assert left.queues == right.queues
     seqs = [*whole.inserts[::6], *whole.updates[::4], *whole.deletes]
     assert len(seqs) == len(set(seqs))
+
+
+@given(histories())
+def test_of_packed_rows_of_a_job_the_last_one_counts(cuts: list[Cut]) -> None:
+    apart, together = MemoryStore(), MemoryStore()
+    whole = Cut(packed=[pack_rows(cut) for cut in cuts])
+    for cut in cuts:
+        apart.commit(Cut(cut.inserts, cut.updates, cut.deletes))
+    unpacked = whole.unpacked()
+    seqs = [*unpacked.inserts[::6], *unpacked.updates[::4], *unpacked.deletes]
+    assert len(seqs) == len(set(seqs))
+    together.commit(unpacked)
+    assert list(together.load().jobs) == list(apart.load().jobs)
+
+
+def test_rows_that_were_packed_are_merged_as_what_they_come_to() -> None:
+    buffers = [pack_rows(Cut(inserts=INSERT)), pack_rows(Cut(updates=UPDATE))]
+    failed = Cut(packed=buffers, n_packed=2)
+    assert failed.merge_under(Cut(updates=[7, 3, b"y", None])) == Cut(inserts=[7, 1, 3, b"y", b"data", None])
+    assert failed.merge_under(Cut(deletes=[7])) == Cut(deletes=[7])
