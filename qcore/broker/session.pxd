@@ -39,6 +39,7 @@ cdef class Session(Outlet):
     cdef uint32_t *slots
     cdef Py_ssize_t cap_specs
     cdef uint32_t last_slot
+    cdef str new_name           # of jobs of that batch, not interned yet; None: there is none
     cdef bint named             # the last queue that was asked for has a valid name
     cdef public dict state          # for generic handlers
 

@@ -50,6 +50,8 @@ cdef enum:
     MAX_QUEUE_NAME = 256
     MAX_JOB_NAME = 256
 
+cdef uint32_t NEW_NAME = 0xFFFFFFFF    # stands for the name of a batch that is not interned yet
+
 cdef double MAX_MS = <double>limits.MAX_TIME_MS
 
 cdef bytes K_OK = b"\xa2ok\xc3", K_ID = b"\xa2id", K_IDS = b"\xa3ids", K_REQ_ID = b"\xa5reqId"
@@ -583,6 +585,7 @@ cdef class Session(Outlet):
         cdef double value
         cdef bint is_int
         cdef uint32_t flag = 0
+        cdef str name
         if _is(key, key_n, b"data", 4):
             if not c_fits(p, pos, end):
                 return DECLINED
@@ -593,9 +596,16 @@ cdef class Session(Outlet):
             # Characters are counted for the bound; bytes say the same while they are fewer.
             if c_str(p, pos, end, &s, &n) < 0 or not 1 <= n <= MAX_JOB_NAME:
                 return DECLINED
-            # A new name is interned by the generic path, once its request is known to be good.
-            spec.name = self.broker.engine.names.get((<char *>s)[:n].decode("utf-8"), 0)
-            return SERVED if spec.name else DECLINED
+            name = (<char *>s)[:n].decode("utf-8")
+            spec.name = self.broker.engine.names.get(name, 0)
+            if spec.name:
+                return SERVED
+            # It is interned once the request is known to be good: of a single job by the generic path.
+            if not batch or self.new_name is not None and self.new_name != name:
+                return DECLINED
+            self.new_name = name
+            spec.name = NEW_NAME
+            return SERVED
         if _is(key, key_n, b"customId", 8) if batch else _is(key, key_n, b"jobId", 5):
             if c_str(p, pos, end, &s, &n) < 0 or n == 0:
                 return DECLINED
@@ -748,6 +758,7 @@ cdef class Session(Outlet):
         cdef const unsigned char *key
         cdef uint32_t notes
         cdef bint durable = False
+        cdef uint32_t name
         cdef Queue q
         cdef Writer w, target
         cdef Spec *spec
@@ -762,6 +773,7 @@ cdef class Session(Outlet):
             if _is(key, k, b"jobs", 4) and jobs.start == 0:
                 # Walked once: each job is parsed where it lies.
                 jobs.start = pos
+                self.new_name = None
                 pos = c_array(p, pos, n, &count)
                 if pos < 0 or self.c_room(count) < 0:
                     return DECLINED
@@ -821,6 +833,15 @@ cdef class Session(Outlet):
                     self.broker.engine.needed
                     or self.broker.engine.c_may_be_far(self.specs[i].id_text, self.specs[i].id_n)):
                 return DECLINED             # its ties are to be judged, or an earlier job with its id
+        if self.new_name is not None:
+            name = 0
+            for i in range(count):
+                if self.specs[i].name == NEW_NAME:
+                    if not name:
+                        name = self.broker.engine.c_name(self.new_name)
+                        if not name:
+                            return DECLINED     # no more are interned
+                    self.specs[i].name = name
         w = self.out
         slots = self.slots
         for i in range(count):

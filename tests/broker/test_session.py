@@ -8,6 +8,7 @@ import random
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from broker_talk import Talk, frame, frames
 
 from qcore.broker import open_broker
 from qcore.broker.core import Broker, Wait
-from qcore.broker.opening import close_broker
+from qcore.broker.opening import close_broker, flush
 from qcore.broker.session import Session
 from qcore.clock import ManualClock
 
@@ -254,6 +255,27 @@ def test_members_of_a_batch_have_one_outcome_each(talk: Talk) -> None:
 def n_waits() -> int:
     gc.collect()
     return sum(isinstance(found, Wait) for found in gc.get_objects())
+
+
+def test_a_batch_may_bring_a_new_name(tmp_path: Path, clock: ManualClock) -> None:
+    """One, beside known ones, several, and one in a request that is refused: the same as a job at a time."""
+    path = str(tmp_path / "jobs.db")
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    batches = [["a", "a"], ["a", "b", "b"], ["a", "c", "d", "c"], ["\N{GREEK SMALL LETTER OMEGA}" * 256]]
+    for names in batches:
+        talk.good("PUSHB", queue="q", jobs=[{"name": name} for name in names])
+    for refused in ("e" * 257, ""):
+        talk.refused("PUSHB", queue="q", jobs=[{"name": "e"}, {"name": refused}])
+    talk.refused("PUSHB", queue="no queue", jobs=[{"name": "e"}])
+    flush(broker)
+    expected = [name for names in batches for name in names]
+    assert [job["name"] for job in talk.good("GetJobs", queue="q", limit=100)["jobs"]] == expected
+    assert sorted(text for _, text in broker.store.load().names) == sorted({"default", *expected})
+    broker.store.close()
+    again = Talk(open_broker(path, mode="server", clock=clock, seed=bytes([1] * 16)))
+    assert [job["name"] for job in again.good("GetJobs", queue="q", limit=100)["jobs"]] == expected
+    close_broker(again.broker)
 
 
 def test_waiting_pulls_are_served_in_their_order(broker: Broker) -> None:
