@@ -77,8 +77,9 @@ ASIDE = ".before-restore-"
 #: A payload above this lies in its own table; see schema.sql.
 INLINE_DATA_BYTES = 1024
 
-#: Checkpoint when the log holds this many pages that are not in the file yet.
-CHECKPOINT_PAGES = 1_000
+#: Checkpoint when the log holds this many pages that are not in the file yet. Pages that are written again
+#: and again, those of the log of changes above all, go to the file once for all these.
+CHECKPOINT_PAGES = 2_000
 #: Cut the log file back once it is larger than this.
 WAL_LIMIT_BYTES = 16 * 1024 * 1024
 
@@ -797,7 +798,7 @@ class SqliteStore:
     def maintain(self) -> bool:
         """Fold a slice of the changes if that is due, and checkpoint; never raises.
 
-        A checkpoint moves SQLite's log into the file once it holds about 1,000 pages.
+        A checkpoint moves SQLite's log into the file once it holds about 2,000 pages.
         The log file is then written again from its start, or cut back when it had
         grown: behind a reader that pins it, or by one large cut. When nothing was
         committed since the last call, all that is left is folded and checkpointed.
