@@ -737,7 +737,10 @@ cdef class Session(Outlet):
             return broker.c_reply(self, True, True, sync)
         if how == REUSED or how == REPLACED or staged:
             return broker.c_reply(self, broker.durable, False, sync)
-        return broker.c_reply(self, broker.hold_adds, False, broker.sync_adds)
+        # Who adds faster than the disk writes for long is answered at its pace: what waits for it is bounded.
+        return broker.c_reply(
+            self, broker.hold_adds or broker.durable and broker.engine.n_dirty > broker.unflushed_limit,
+            False, broker.sync_adds)
 
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1:
         cdef char buffer[36]

@@ -366,6 +366,35 @@ def test_changes_that_could_not_be_written_count_against_the_bound(
     talk.good("PUSH", queue="q", name="n")
 
 
+@pytest.mark.parametrize("cmd", ["PUSH", "PUSHB"])
+def test_adds_that_are_far_ahead_of_the_disk_are_answered_with_their_commit(
+    store: MemoryStore, clock: ManualClock, cmd: str
+) -> None:
+    broker = Broker(store, clock=clock, seed=SEED, unflushed_limit=10)
+    talk = Talk(broker)
+    talk.good("PUSH", queue="q", name="n")
+    under_way = broker.begin_commit()
+    n = 0
+    while True:
+        talk.send({"cmd": "PUSHB", "queue": "q", "jobs": [{"name": "n"}] * 2, "reqId": n})
+        if not talk.session.has_output:
+            break
+        assert talk.replies()[0]["ok"]
+        n += 1
+    assert n == 5
+    job = {"name": "n"} if cmd == "PUSH" else {"jobs": [{"name": "n"}]}
+    talk.send({"cmd": cmd, "queue": "q", "reqId": n + 1, **job}, {"cmd": "Ping"})
+    assert [reply["data"]["pong"] for reply in talk.replies()] == [True], "nothing else waits"
+    commit(broker, under_way)
+    assert not talk.session.has_output
+    _, cut = broker.pump()
+    assert cut is not None, "somebody waits"
+    commit(broker, cut)
+    assert [(reply["ok"], reply["reqId"]) for reply in talk.replies()] == [(True, n), (True, n + 1)]
+    assert talk.good("PUSH", queue="q", name="n")["ok"]
+    assert not talk.session.waiting
+
+
 # --- new jobs that are encoded ahead ----------------------------------------------------------------
 
 
