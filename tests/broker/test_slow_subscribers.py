@@ -1,108 +1,117 @@
-"""A real server and subscribers of every temper."""
+"""Case C035: a real server and subscribers of every temper."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_talk import frame, frames
 
-from qcore.server.loop import Server
-from qcore.server.options import Options
+from qcore.wire.packing import unpack
+from tests.server.conftest import Line, Running, until
 
-PATIENCE_S = 60
-LIMIT = 200_000
-JOBS = 20_000
+PATIENCE_S = 120.0
+LIMIT_MIB = 4
+#: The bound is looked at when a turn has been written, so that its events may be on top.
+TURN_MIB = 0.5
+N_SLOW = 8
+JOBS = 200_000
+WARM = 60_000
+ROUND = 500
+EVENTS = ("pushed", "pulled", "progress", "completed")
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(Options(port=0, max_write_queue_bytes=LIMIT))
-    server.listen()
-    thread = threading.Thread(target=server.run)
-    thread.start()
+def server() -> Iterator[Running]:
+    server = Running(TCP_MAX_WRITE_QUEUE_BYTES=str(LIMIT_MIB << 20))
     yield server
-    server.stop()
-    server.stop()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    server.close()
 
 
-class Line:
-    def __init__(self, server: Server, *, small: bool = False) -> None:
-        self.sock = socket.socket()
-        if small:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.sock.settimeout(PATIENCE_S)
-        self.sock.connect(server.address)
-        self.buffer = b""
+class Listener(threading.Thread):
+    """Reads every event of a queue."""
 
-    def more(self) -> list[Any]:
-        data = self.sock.recv(1 << 16)
-        if not data:
-            raise EOFError
-        self.buffer += data
-        whole = 0
-        while len(self.buffer) - whole >= 4:
-            n = 4 + int.from_bytes(self.buffer[whole : whole + 4], "big")
-            if len(self.buffer) - whole < n:
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self.line = line
+        self.heard: list[str] = []
+        self.awaited = 0
+        self.there = threading.Event()
+
+    def run(self) -> None:
+        buffer = b""
+        with contextlib.suppress(OSError):  # the end of the server, or of the test
+            while piece := self.line.sock.recv(1 << 18):
+                buffer = self._take(buffer + piece)
+                if len(self.heard) >= self.awaited:
+                    self.there.set()
+
+    def _take(self, buffer: bytes) -> bytes:
+        at = 0
+        while len(buffer) - at >= 4:
+            end = at + 4 + int.from_bytes(buffer[at : at + 4], "big")
+            if end > len(buffer):
                 break
-            whole += n
-        got, self.buffer = frames(self.buffer[:whole]), self.buffer[whole:]
-        return got
+            event = unpack(buffer[at + 4 : end])["event"]
+            self.heard.append(f"{event['eventType']} {event['jobId']}")
+            at = end
+        return buffer[at:]
 
-    def ask(self, **request: object) -> Any:
-        self.sock.sendall(frame(request))
-        while not (got := self.more()):
-            pass
-        (reply,) = got
-        assert reply["ok"] is True
-        return reply
+    def wait_for(self, n: int) -> None:
+        self.there.clear()
+        self.awaited = n
+        assert len(self.heard) >= n or self.there.wait(PATIENCE_S)
 
 
-def test_c035_who_never_reads_is_cut_off_and_the_others_get_everything(server: Server) -> None:
+def rounds(producer: Line, n: int) -> Iterator[list[str]]:
+    """Let jobs pass, each with progress; what is to be heard of them, round by round."""
+    for start in range(0, n, ROUND):
+        ids = [f"job-{start + i}" for i in range(ROUND)]
+        jobs = [{"name": "n", "customId": job_id, "removeOnComplete": True} for job_id in ids]
+        assert producer.ask(cmd="PUSHB", queue="q", jobs=jobs)["ok"]
+        assert len(producer.ask(cmd="PULLB", queue="q", count=ROUND)["jobs"]) == ROUND
+        producer.send(*(producer.frame(cmd="Progress", id=job_id, progress=50) for job_id in ids))
+        for _ in ids:
+            assert producer.receive()["ok"]
+        assert producer.ask(cmd="ACKB", ids=ids)["ok"]
+        yield [f"{event} {job_id}" for event in EVENTS for job_id in ids]
+
+
+def test_c035_who_never_reads_is_cut_off_and_the_others_get_everything(server: Running) -> None:
     with contextlib.ExitStack() as stack:
 
-        def line(**how: bool) -> Line:
-            one = Line(server, **how)
-            stack.callback(one.sock.close)
+        def line(**how: Any) -> Line:
+            one = server.connect(**how)
+            stack.callback(one.close)
             return one
 
-        good, producer, slow = line(), line(), [line(small=True) for _ in range(8)]
-        for one in (good, *slow):
-            one.ask(cmd="SubscribeEvents", queue="q")
-        heard: list[str] = []
-
-        def listen() -> None:
-            while len(heard) < 3 * JOBS:
-                for message in good.more():
-                    event = message["event"]
-                    heard.append(event["eventType"] + " " + event["jobId"])
-
-        ear = threading.Thread(target=listen)
-        ear.start()
-        expected = []
-        for start in range(0, JOBS, 500):
-            ids = [f"job-{start + i}" for i in range(500)]
-            jobs = [{"name": "n", "customId": job_id} for job_id in ids]
-            producer.ask(cmd="PUSHB", queue="q", jobs=jobs)
-            producer.ask(cmd="PULLB", queue="q", count=1)
-            expected += [f"pushed {job_id}" for job_id in ids]
-            producer.sock.sendall(frame({"cmd": "PULLB", "queue": "q", "count": 499}))
-            while not producer.more():
-                pass
-            expected += [f"pulled {job_id}" for job_id in ids]
-            producer.ask(cmd="ACKB", ids=ids)
-            expected += [f"completed {job_id}" for job_id in ids]
-        ear.join(PATIENCE_S)
-        assert heard == expected
+        good, producer = line(), line()
+        assert good.ask(cmd="SubscribeEvents", queue="q")["ok"]
+        good.sock.settimeout(PATIENCE_S)
+        listener = Listener(good)
+        listener.start()
+        expected: list[str] = []
+        # Warm, with one who listens: what remembers past jobs is nearly full.
+        for heard in rounds(producer, WARM):
+            expected += heard
+            listener.wait_for(len(expected))
+        descriptors = server.descriptors()
+        base_mib = most_mib = server.resident_mib()
+        slow = [line(receive_buffer=4096) for _ in range(N_SLOW)]
         for one in slow:
-            with pytest.raises((EOFError, ConnectionResetError)):
-                list(iter(one.more, None))  # to the end
-        assert server.broker.engine.queue("q").event_mask  # type: ignore[union-attr]
-        good.ask(cmd="UnsubscribeEvents")
-        assert server.broker.engine.queue("q").event_mask == 0  # type: ignore[union-attr]
+            assert one.ask(cmd="SubscribeEvents", queue="q")["ok"]
+        for heard in rounds(producer, JOBS):
+            expected += heard
+            listener.wait_for(len(expected))
+            most_mib = max(most_mib, server.resident_mib())
+        assert listener.heard == expected
+        assert most_mib < base_mib + N_SLOW * (LIMIT_MIB + TURN_MIB)
+        until(lambda: server.descriptors() == descriptors)  # those who read nothing are cut off
+        for one in slow:
+            assert len(one.rest()) < (LIMIT_MIB + 8) << 20  # what the systems still had, and then the end
+        assert producer.ask(cmd="Ping")["ok"]
+        server.kill()  # and the events end
+        listener.join(PATIENCE_S)
+        assert not listener.is_alive()

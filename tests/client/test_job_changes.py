@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -154,14 +155,42 @@ def test_a_running_job_seen_from_outside(engine_url: str, name: str) -> None:
         assert queue.trim_events(1) == 0
 
 
+MIB = 1 << 20
+
+
 def test_c036_many_large_jobs_go_and_come_in_pieces(engine_url: str, name: str) -> None:
-    mib = 1 << 20
+    """200 jobs of 1 MiB are added, listed and done in order; what fits into no frame is named."""
     with Queue(name, engine_url) as queue:
-        jobs = queue.add_bulk([("n", bytes([i]) * mib) for i in range(100)])
+        jobs = queue.add_bulk([("n", bytes([i]) * MIB) for i in range(200)])
         with pytest.raises(SerializationError, match=r"^jobs\[1\]: data of 11534\d\d\d bytes"):
-            queue.add_bulk([("n", 1), ("n", b"x" * (11 * mib)), ("n", 3)])
+            queue.add_bulk([("n", 1), ("n", b"x" * (11 * MIB)), ("n", 3)])
+        assert len(queue) == 200
         with pytest.raises(LimitError, match="ask for fewer"):
             queue.jobs(limit=100)
-        assert [job.data[:1] for job in queue.iter_jobs()] == [bytes([i]) for i in range(100)]
-        with Worker(queue, lambda job: len(job.data), concurrency=50, batch_size=50):
-            assert [job.result(60) for job in jobs] == [mib] * 100
+        assert [job.data[:1] for job in queue.iter_jobs()] == [bytes([i]) for i in range(200)]
+        done = []
+        with Worker(queue, lambda job: done.append(job.data[0]), concurrency=1, batch_size=50):
+            assert jobs[-1].wait(60)
+        assert done == list(range(200))
+
+
+def test_c036_a_pull_of_large_jobs_comes_in_replies_that_fit(engine_url: str, name: str) -> None:
+    """50 jobs of 2 MiB for one pull, and results of the same size."""
+    with Queue(name, engine_url) as queue:
+        jobs = queue.add_bulk([("n", bytes([i]) * (2 * MIB)) for i in range(50)])
+        with Worker(queue, lambda job: job.data, concurrency=50, batch_size=50):
+            assert [job.result(60)[:1] for job in jobs] == [bytes([i]) for i in range(50)]
+            assert len(jobs[49].result()) == 2 * MIB
+
+
+def test_c036_an_add_that_is_too_large_harms_none_beside_it(engine_url: str, name: str) -> None:
+    """Adds of many threads share frames; the one that fits into none fails by itself."""
+    with Queue(name, engine_url) as queue, ThreadPoolExecutor(16) as threads:
+        adds = [threads.submit(queue.add, "n", bytes(11 * MIB if i == 7 else 1000)) for i in range(100)]
+        for i, add in enumerate(adds):
+            if i == 7:
+                with pytest.raises(SerializationError, match="too large"):
+                    add.result(60)
+            else:
+                assert len(add.result(60).data) == 1000
+        assert len(queue) == 99

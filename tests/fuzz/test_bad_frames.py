@@ -18,7 +18,7 @@ import pytest
 
 from qclient.client import Client
 from qclient.url import resolve
-from qcore.errors import QError
+from qcore.errors import CommandError, CommandTimeout, ProtocolError, QError
 from tests.server.conftest import until
 
 Start = Callable[..., Any]
@@ -219,13 +219,32 @@ class FakeServer:
             sock.close()
 
 
+#: What is no answer to the request: parts of frames, and frames with the id of another.
+UNANSWERED = ("half_then_close", "half_then_idle", "reqid_dup", "reqid_map")
+
+
+def error_of(row: Row) -> type[QError]:
+    """What a client makes of a row that comes as the answer to its first request."""
+    if row["id"] in UNANSWERED:
+        return CommandTimeout
+    data = bytes_of(row)
+    try:
+        first = msgpack.unpackb(data[4 : 4 + int.from_bytes(data[:4], "big")], strict_map_key=False)
+    except ValueError:
+        return ProtocolError
+    # A map with the id of the request, and without ok: it is refused.
+    return CommandError if isinstance(first, dict) and first.get("reqId") == "1" else ProtocolError
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
-def test_a_client_takes_one_named_error_and_goes_on(row: Row) -> None:
+def test_a_client_raises_one_named_error_and_goes_on(row: Row) -> None:
     fake = FakeServer(bytes_of(row))
     client = Client(resolve(f"tcp://127.0.0.1:{fake.port}"), connect_timeout=0.2)
     try:
-        with contextlib.suppress(QError):
+        with pytest.raises(QError) as raised:
             client.call("Ping", timeout=0.4)
+        assert type(raised.value) is error_of(row)
+        assert len(str(raised.value)) < 200
         fake.answer = None
         assert client.call("Ping", timeout=20)["data"] == {"time": 1}
     finally:
