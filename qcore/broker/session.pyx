@@ -270,6 +270,7 @@ cdef class Session(Outlet):
             self.in_order = False   # what the peer has written runs, whether or not it waits for the replies
             self.resume()
         self.broker.dismiss(self, release=release)
+        self.on_output = None   # leads back to its owner: a cycle would keep what is unsent until a collection
         self.pending = None
         self.chunks = None
 

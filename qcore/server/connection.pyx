@@ -140,5 +140,6 @@ cdef class Connection:
         """Dismiss the session and close the socket; once."""
         if not self.closed:
             self.closed = True
+            self.unsent.clear()
             self.session.close(release=release)
             self.sock.close()

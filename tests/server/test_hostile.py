@@ -235,6 +235,23 @@ def test_who_asks_for_lists_and_reads_nothing_costs_a_bounded_amount(start: Star
     good.close()
 
 
+def test_what_was_never_read_goes_with_its_connection(start: Start) -> None:
+    """At once, not with the next collection of cycles, which a server that allocates little rarely makes."""
+    server = start()
+    good = server.connect()
+    good.ask(cmd="PUSHB", queue="q", jobs=[{"name": "n", "data": bytes(100_000)} for _ in range(60)])
+    assert len(good.ask(cmd="GetJobs", queue="q")["jobs"]) == 60
+    before, descriptors = server.resident_mib(), server.descriptors()
+    for _ in range(40):
+        line = server.connect(receive_buffer=4096)
+        line.send(line.frame(cmd="GetJobs", queue="q"))
+        assert line.sock.recv(1)  # it is on its way, 6 MB of which a little fits
+        line.close()
+        until(lambda: server.descriptors() == descriptors)
+    assert server.resident_mib() - before < 40
+    good.close()
+
+
 def drop_everything(sock: socket.socket) -> None:
     """Let the system throw away what comes in, unread and unconfirmed: the host has vanished."""
 
