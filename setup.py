@@ -47,6 +47,7 @@ MODULES = [
     "qcore.engine.flows",
     "qcore.engine.workers",
     "qcore.engine.schedules",
+    "qcore.engine.idle",
     "qcore.engine.queries",
     "qcore.engine.engine",
     "qcore.broker.rows",

@@ -67,6 +67,12 @@ MAX_FLOW_DEPTH = 100
 MAX_FLOW_BYTES = 64 * 1024 * 1024
 MAX_FLOW_ID_CHARS = 1024
 DEFAULT_METRIC_QUEUES = 100
+#: A queue that nothing is left of is forgotten when it has not been used for so long ...
+QUEUE_IDLE_MS = 600_000
+#: ... which is looked for so often,
+QUEUE_LOOK_MS = 300_000
+#: in steps of so many queues.
+QUEUE_LOOK_STEPS = 1000
 #: Upper bounds of the buckets of times; one more is open.
 LATENCY_BOUNDS_MS = (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 DEFAULT_DLQ_MAX_ENTRIES = 10_000

@@ -285,6 +285,7 @@ class Archive:
         """One pass over everything that is completed; a turn for each step."""
         engine, keep = self._engine, self.retention_ms
         self._began_ms = began_ms
+        floors = engine.floors()
         until = began_ms - keep if keep is not None else -(2**62)
         if keep is not None:
             while engine.expire(until, ARCHIVE_PAGE_ROWS) == ARCHIVE_PAGE_ROWS:
@@ -303,6 +304,8 @@ class Archive:
                 yield
             self._drop_fences(first_row)
         self._end_trims(whole=not capped)
+        for queue, seq in floors.items():
+            engine.end_floor(queue, seq)
         self._took_ms = max(0, self._broker.wall_ms - began_ms)
         self.due_ms = self._broker.wall_ms + ARCHIVE_TURN_MS if self._again else None
         self._again = False

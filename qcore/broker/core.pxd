@@ -130,6 +130,7 @@ cdef class Broker:
     cdef int64_t n_took[N_TIMED][N_BUCKETS]     # how long they took, by LATENCY_BOUNDS_MS
     cdef int64_t took_ns[N_TIMED]
     cdef public object rate_sample      # (monotonic ns, totals, averages) of the last look at the rates
+    cdef int64_t look_ns        # when to look for queues that nobody uses any more
     cdef uint32_t batch         # mark of the batch that is being judged
 
     cdef int c_enter(self) except -1

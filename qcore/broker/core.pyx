@@ -54,6 +54,7 @@ logger = logging.getLogger("qcore.broker")
 
 cdef int64_t RETRY_MOST_NS = 30_000_000_000
 cdef int64_t ARCHIVE_ASK_MS = 60_000
+cdef int64_t LOOK_NS = limits.QUEUE_LOOK_MS * 1_000_000
 
 cdef int64_t[N_BUCKETS - 1] BOUNDS_NS = [int(bound * 1e6) for bound in limits.LATENCY_BOUNDS_MS]
 
@@ -161,6 +162,7 @@ cdef class Broker:
         self.c_tick()
         self.started_ms = self.now_ms
         self.started_ns = self.now_ns
+        self.look_ns = self.now_ns + LOOK_NS
 
     def __dealloc__(self):
         if self.lock != NULL:
@@ -758,6 +760,11 @@ cdef class Broker:
             self.c_time_out(self.waits[number])
         if self.engine.events:
             self.c_spread(self.c_holds_events())
+        if self.now_ns >= self.look_ns:
+            if self.engine.c_forget_idle(self.now_ns):
+                more = 1
+            else:
+                self.look_ns = self.now_ns + LOOK_NS
         self.c_note()
         return more
 
@@ -785,6 +792,8 @@ cdef class Broker:
             due = self.c_retry_ns() if self.retry_at_ns else self.dirty_since_ns + self.flush_ns
             if left < 0 or due - self.now_ns < left:
                 left = max(0, due - self.now_ns)
+        if self.engine.queues and (left < 0 or self.look_ns - self.now_ns < left):
+            left = max(0, self.look_ns - self.now_ns)
         due = self.c_archive_left_ms()
         if due >= 0 and (left < 0 or due * 1000000 < left):
             left = due * 1000000
@@ -1066,7 +1075,7 @@ cdef class Broker:
     def n_active(self):
         """Deliveries that are out."""
         cdef Queue q
-        return sum([q.active.n for q in self.engine.queue_list[1:]])
+        return sum([q.active.n for q in self.engine.queues.values()])
 
     def mark_closed(self):
         """No further session is adopted."""

@@ -102,7 +102,7 @@ cdef int _removal(Writer w, dict extra, str name, bint flag) except -1:
 cdef int c_write_job(Writer w, Engine engine, uint32_t slot, int view, uint32_t caps) except -1:
     cdef Job *job = engine.job_at(slot)
     cdef Run *run = engine.run_at(job.run) if job.run else NULL
-    cdef Queue q = <Queue>engine.queue_list[job.queue]
+    cdef Queue q = engine.c_queue_of(job)
     cdef dict extra = None if job.extra == NULL else <dict>job.extra
     cdef Blob *result = NULL
     cdef object reason = None

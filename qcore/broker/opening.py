@@ -177,6 +177,8 @@ def recover(broker: Broker, store: Store, *, keep_leases: bool) -> Recovery:
         for row, why in loader.damaged:
             found.set_aside[row[0]] = rows.set_aside(engine, row, why, now_ms)
         found.requeued = rows.settle_active(engine, keep_leases, found.crashed, now_ms)
+        for queue, seq in engine.floors().items():
+            engine.end_floor(queue, seq)  # every row has been looked at
         broker.archive.begin()
         found.seconds = time.monotonic() - started
         broker.recovery = found

@@ -15,7 +15,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MIN, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.bucket cimport TokenBucket
@@ -382,6 +382,8 @@ def take_rows(Engine engine not None, int64_t now_ms, int64_t now_ns):
 
 cdef bytes _queue_state(Queue q):
     cdef dict state = {"name": q.name}
+    if q.gone:
+        return None
     if q.paused:
         state["paused"] = True
     if q.dlq_settings:
@@ -450,9 +452,11 @@ def restore_names(Engine engine not None, list names, list queues, int64_t now_m
                 name = fields["name"]
             except (ValueError, TypeError, KeyError):
                 raise BadRow(f"queue {index} cannot be read") from None
-            while len(engine.queue_list) < index:
-                engine.c_queue(f"lost-{len(engine.queue_list)}")
-            q = engine.c_queue(name)
+            if not 0 < index <= UINT32_MAX or not isinstance(name, str) or name in engine.queues:
+                raise BadRow(f"queue {index} cannot be read")
+            q = Queue(index, name, engine.ids.c_random())
+            engine.c_place_queue(q)
+            engine.last_queue = max(engine.last_queue, q.index)
             q.paused = bool(fields.get("paused"))
             try:
                 q.floor_seq = fields.get("floor", 0)
@@ -470,14 +474,33 @@ def restore_names(Engine engine not None, list names, list queues, int64_t now_m
         engine.tracking = tracking
 
 
+cdef Queue _queue_of_row(Engine engine, int64_t index):
+    """The queue of a good row. One that is not there lost its own row: what is forgotten has no jobs."""
+    cdef Queue q = engine.c_queue_at(index)
+    if q is not None:
+        return q
+    name = f"lost-{index}"
+    while name in engine.queues:
+        name += "-"
+    q = Queue(<uint32_t>index, name, engine.ids.c_random())
+    engine.c_place_queue(q)
+    engine.c_mark_queue(q)
+    return q
+
+
 def restore_counts(Engine engine not None, list telemetry, list minutes):
     """Bring back what was counted of each queue, before anything is counted; how many values were unreadable."""
     cdef int bad = 0
+    cdef Queue q
     for index, packed in telemetry:
         try:
-            if not 0 < index < len(engine.queue_list):
+            if index == 0:
+                engine.c_restore_last_queue(packed)
+                continue
+            q = engine.c_queue_at(index)
+            if q is None:
                 raise ValueError
-            engine.c_restore_counts(<Queue>engine.queue_list[index], packed)
+            engine.c_restore_counts(q, packed)
         except (ValueError, TypeError, OverflowError):
             bad += 1
     for key, packed in sorted(minutes):
@@ -497,7 +520,7 @@ def restore_journals(Engine engine not None, list entries):
             engine.c_restore_event_row(key, packed)
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
             bad.append(key)
-    for q in engine.queue_list[1:]:
+    for q in list(engine.queues.values()):
         engine.c_trim_journal(q)
     return bad
 
@@ -521,7 +544,9 @@ def restore_side(Engine engine not None, dict side):
     for number, packed in side["keys"]:
         try:
             queue, key, expires_ms, job_id = msgpack.unpackb(packed, use_list=False)
-            q = engine.queue_list[queue]
+            q = engine.c_queue_at(queue)
+            if q is None:
+                raise ValueError
             engine.c_restore_kept(number, q, key, expires_ms, job_id)
         except (ValueError, TypeError, IndexError, OverflowError):
             bad.append(("keys", number))
@@ -576,10 +601,9 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     cdef bytes job_id = b"unreadable-%d" % seq
     cdef bytes extra, packed
     cdef uint32_t slot
-    if not 0 < queue < len(engine.queue_list):
+    q = engine.c_queue_at(queue)
+    if q is None:
         q = engine.c_queue("unreadable")
-    else:
-        q = engine.queue_list[queue]
     if q.failed.n >= q.dlq_max_entries or seq <= q.floor_seq:
         return None
     memset(&head, 0, sizeof(head))
@@ -681,7 +705,7 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
         _check_value(row.data, row.data_n, head.data_notes, "data")
     if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED, KEPT):
         raise BadRow(f"unknown state {state}")
-    if not 0 < queue < len(engine.queue_list):
+    if not 0 < queue <= engine.last_queue:
         raise BadRow(f"unknown queue {queue}")
     if head.name >= <uint32_t>len(engine.name_texts):
         raise BadRow(f"unknown name {head.name}")
@@ -737,7 +761,7 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
         raise BadRow("the name is missing")
     _one_value(row.data, row.data_n)
     _one_value(row.result, row.result_n)
-    q = <Queue>engine.queue_list[queue]
+    q = _queue_of_row(engine, queue)
     if seq <= q.floor_seq and state != KEPT:
         # Its queue was obliterated when only the store had this row.
         engine.deleted.append(seq)
@@ -835,6 +859,8 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
         return 0
     if state == COMPLETED:
         engine.c_list_append(&q.completed, job.run, run)
+    else:
+        q.n_hidden += 1
     cdef uint64_t hi = job.id_hi, lo = job.id_lo
     if job.flags & F_TEXT_ID:
         hi = lo
@@ -889,11 +915,9 @@ cdef str _id(const char *record, RecordHead *head):
 
 cdef bint c_is_far(Engine engine, tuple row, RecordHead *head, RecordRun *tail) except -1:
     """Whether this row, as it was read from the store, is that of an archived job."""
-    cdef object queue = row[1]
+    cdef Queue q = engine.c_queue_at(row[1])
     cdef uint32_t slot
-    if row[2] != COMPLETED or not 0 < queue < len(engine.queue_list) or not _read_heads(row[3], head, tail):
-        return False
-    if row[0] <= (<Queue>engine.queue_list[queue]).floor_seq:
+    if row[2] != COMPLETED or q is None or row[0] <= q.floor_seq or not _read_heads(row[3], head, tail):
         return False
     slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), head)
     if slot:
@@ -965,9 +989,9 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
     cdef object earliest = None
     for row in page:
         seq = row[0]
-        if row[2] != COMPLETED or not 0 < row[1] < len(engine.queue_list) or not _read_heads(row[3], &head, &tail):
+        q = engine.c_queue_at(row[1])
+        if row[2] != COMPLETED or q is None or not _read_heads(row[3], &head, &tail):
             continue
-        q = <Queue>engine.queue_list[row[1]]
         slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), &head)
         if seq > q.floor_seq:
             if not c_is_far(engine, row, &head, &tail):
@@ -1155,6 +1179,7 @@ cdef class Loader:
         cdef RecordHead head
         cdef RecordRun tail
         cdef Engine engine = self.engine
+        cdef Queue q
         cdef uint64_t hi = 0
         cdef Passed entry
         cdef const char *record = <const char *>row.record
@@ -1166,10 +1191,10 @@ cdef class Loader:
             if row.seq >= self.next_fence:
                 self.fences.append((row.seq, hi))
                 self.next_fence = row.seq + self.every
-        if row.state != COMPLETED or not engine.archive or not 0 < row.queue < len(engine.queue_list):
+        if row.state != COMPLETED or not engine.archive:
             return False
-        if row.seq <= (<Queue>engine.queue_list[row.queue]).floor_seq \
-                or not c_read_heads(record, row.record_n, &head, &tail):
+        q = engine.c_queue_at(row.queue)
+        if q is None or row.seq <= q.floor_seq or not c_read_heads(record, row.record_n, &head, &tail):
             return False
         if head.flags & F_NEEDED:
             return False
@@ -1242,7 +1267,8 @@ cdef class Loader:
 
     cdef int c_archive(self, const Passed *entry) except -1:
         cdef Engine engine = self.engine
-        (<Queue>engine.queue_list[entry.queue]).n_archived += 1
+        cdef Queue q = engine.c_queue_at(entry.queue)
+        q.n_archived += 1
         engine.n_archived += 1
         engine.far_ms = min(engine.far_ms, entry.finished_ms)
         if entry.custom:
@@ -1360,7 +1386,7 @@ cdef int _order_finished(Engine engine) except -1:
     cdef int i
     cdef list gone = _loaded_evidence(engine)
     cdef Py_ssize_t next_gone = 0
-    for q in engine.queue_list[1:]:
+    for q in list(engine.queues.values()):
         for i in range(2):
             list_ = &q.completed if i else &q.failed
             order = []
@@ -1452,7 +1478,7 @@ def settle_active(Engine engine not None, bint keep_leases, bint charge, int64_t
     _order_finished(engine)
     engine.c_relink_all(now_ms)
     engine.c_retrim()
-    for q in engine.queue_list[1:]:
+    for q in list(engine.queues.values()):
         engine.c_purge(q, q.dlq_max_entries)
         at = q.active.head
         while at:

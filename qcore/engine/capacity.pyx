@@ -327,9 +327,9 @@ cdef class Capacity(Keys):
         cdef int64_t until, span, left, span_ms = settings.get("duration", 0)
         cdef bint paused = settings.get("paused", False)
         until, span = settings.get("blocked", (0, 0))
-        if not 0 < queue < len(self.queue_list):
+        q = self.c_queue_at(queue)
+        if q is None:
             raise LookupError(f"no queue {queue}")
-        q = self.queue_list[queue]
         g = self.c_lane(q, NULL).c_group(group)
         g.paused = paused
         g.concurrency = concurrency
@@ -362,7 +362,7 @@ cdef class Capacity(Keys):
             if job.flags & F_GROUPED and job.state in (READY, DELAYED, ACTIVE, STAGED):
                 at = (job.queue, (<dict>job.extra)["groupId"])
                 counts.setdefault(at, {READY: 0, DELAYED: 0, ACTIVE: 0, STAGED: 0})[job.state] += 1
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             assert q.limited == (q.concurrency >= 0 or q.rate is not None)
             assert q.concurrency >= -1
             if q.check:

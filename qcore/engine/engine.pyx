@@ -11,10 +11,10 @@ It is built in layers, a class and a file each: :mod:`~qcore.engine.table` (reco
 kept), :mod:`~qcore.engine.capacity` (what may start), :mod:`~qcore.engine.transitions` (the
 life of one job), :mod:`~qcore.engine.losses` (what ends by time),
 :mod:`~qcore.engine.flows` (what follows for other jobs), :mod:`~qcore.engine.schedules`
-(what the clock adds), :mod:`~qcore.engine.queries` (what can be asked), and here the
-commands. The host's compiled paths call the ``c_`` procedures; the commands wrap the same
-ones for general handlers, tests and simulations. Payloads and results are packed bytes,
-None = none.
+(what the clock adds), :mod:`~qcore.engine.idle` (the end of queues),
+:mod:`~qcore.engine.queries` (what can be asked), and here the commands. The host's compiled
+paths call the ``c_`` procedures; the commands wrap the same ones for general handlers,
+tests and simulations. Payloads and results are packed bytes, None = none.
 
 Not thread-safe: the host takes one lock per call.
 """
@@ -698,7 +698,7 @@ cdef class Engine(Queries):
         """Choose the events that are built of every queue, besides those of :meth:`listen`. O(queues)."""
         cdef Queue q
         self.everywhere = mask
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             q.event_mask = self.everywhere | <uint32_t>self.wanted.get(q.name, 0)
 
     def take_events(self):
@@ -802,7 +802,7 @@ cdef class Engine(Queries):
         self.index._check()
         self.checks._check()
         self.c_check_capacity()
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             q.ready._check()
             q.delayed._check()
             mine = set()
@@ -843,7 +843,8 @@ cdef class Engine(Queries):
             self.c_check_listing(q)
             assert q.n_staged == len(seen.pop((q.index, STAGED), set()))
             assert set(q.parked) == seen.pop((q.index, PARKED), set())
-            seen.pop((q.index, KEPT), None)
+            assert q.n_hidden == len(seen.pop((q.index, KEPT), set()))
+            assert self.c_queue_at(q.index) is q and self.queues[q.name] is q and not q.gone
             assert q.failed.n <= q.dlq_max_entries == q.dlq_config["maxEntries"]
             assert q.max_stalls == q.stall_config["maxStalls"]
         assert not seen, f"jobs in no structure: {seen}"

@@ -930,7 +930,7 @@ cdef class Flows(Losses):
         for job_id in needed:
             self.c_number_of(job_id, &hi, &lo)
             assert self.c_done_as(job_id) == OPEN or not self.done.c_pin(hi, lo), f"{job_id} is not pinned"
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             for other in q.parked:
                 assert self.job_at(other).state == PARKED and self.job_at(other).queue == q.index
         return 0

@@ -325,7 +325,7 @@ cdef class Keys(Logs):
         cdef Job *job
         cdef uint32_t slot
         cdef Py_ssize_t n_kept = 0
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             for key, found in q.keys.items():
                 slot = found
                 job = self.job_at(slot)

@@ -1,12 +1,12 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.engine.idle cimport Idle
 from qcore.engine.job cimport Job
 from qcore.engine.listing cimport Listing
 from qcore.engine.queue cimport Queue, RunList
-from qcore.engine.schedules cimport Schedules
 
 
-cdef class Queries(Schedules):
+cdef class Queries(Idle):
     cdef uint32_t c_known(self, str job_id) except? 0
     cdef bint c_admitted_since(self, str job_id, int64_t since_ms, object created_ms) except -1
     cdef list c_queued(self, Queue q)

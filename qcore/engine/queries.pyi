@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from qcore.engine.idle import Idle
 from qcore.engine.queue import Queue
-from qcore.engine.schedules import Schedules
 
-class Queries(Schedules):
+class Queries(Idle):
     def queue(self, name: str) -> Queue | None: ...
     def queue_names(self) -> list[str]: ...
     def state(self, job_id: str) -> str: ...

@@ -3,6 +3,7 @@
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
 
+from qcore.engine.idle cimport Idle
 from qcore.engine.job cimport (
     ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_NEEDED, FAILED, READY, STAGED, Blob, Job, Run, blob_bytes,
 )
@@ -11,7 +12,6 @@ from qcore.engine.listing cimport (
     L_ACTIVE, L_COMPLETED, L_DELAYED, L_FAILED, L_PARKED, L_PRIORITIZED, L_WAITING, N_LISTED, Listing, Page,
 )
 from qcore.engine.queue cimport Queue, RunList
-from qcore.engine.schedules cimport Schedules
 from qcore.engine.transitions cimport PROMOTIONS
 from qcore.structs.skiplist cimport SkipList, SkipNode
 from qcore.structs.slab cimport slab_nbytes
@@ -27,8 +27,8 @@ cdef tuple _LISTED = (
 )
 
 
-cdef class Queries(Schedules):
-    """:class:`~qcore.engine.schedules.Schedules` with questions."""
+cdef class Queries(Idle):
+    """:class:`~qcore.engine.idle.Idle` with questions."""
 
     cdef uint32_t c_known(self, str job_id) except? 0:
         """Slot of a job that callers may know of; 0 = none."""
@@ -431,11 +431,14 @@ cdef class Queries(Schedules):
         return (meter.total, meter.prev_ms, meter.prev_count), page, n
 
     def totals(self, int64_t now_ms):
-        """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues)."""
+        """Jobs of all queues by state, pauses left aside, and how many passed since the start. O(queues).
+
+        What passed through queues that are forgotten counts as well.
+        """
         cdef Queue q
-        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "waiting-children",
-                                       "pushed", "pulled", "total_completed", "total_failed"), 0)
-        for q in self.queue_list[1:]:
+        cdef dict out = dict.fromkeys(("waiting", "delayed", "active", "completed", "failed", "waiting-children"), 0)
+        out.update(self.past)
+        for q in self.queues.values():
             self.c_promote(q, now_ms, PROMOTIONS)
             out["waiting"] += q.n_ready
             out["delayed"] += q.delayed.n
@@ -457,6 +460,7 @@ cdef class Queries(Schedules):
         """Entries of every collection, by name; bounded ones of what is past left aside. O(queues)."""
         cdef Queue q
         cdef dict out = {
+            "queues": len(self.queues),
             "jobs": self.jobs.n_used,
             "runs": self.runs.n_used - (self.spare_run != 0),
             "ids": self.index.n,
@@ -476,6 +480,10 @@ cdef class Queries(Schedules):
             "schedules": len(self.schedules),
             "slots": self.slots.n,
             "occurrences": len(self.occurrences),
+            "scheduled queues": len(self.scheduled),
+            "waiting in queues": len(self.waiting),
+            "subscribed queues": len(self.wanted),
+            "workers": len(self.workers),
             "woken queues": len(self.woken),
             "events": len(self.events),
             "settled": len(self.settled),
@@ -483,7 +491,7 @@ cdef class Queries(Schedules):
         for name in ("ready", "delayed", "active", "completed", "failed", "parked", "staged", "keys", "groups",
                      "listed"):
             out[name] = 0
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             out["ready"] += q.ready.n
             out["delayed"] += q.delayed.n
             out["active"] += q.active.n
@@ -502,7 +510,7 @@ cdef class Queries(Schedules):
         """Bytes held by the structures, without payloads and rare options."""
         cdef Queue q
         cdef size_t n = slab_nbytes(&self.jobs) + slab_nbytes(&self.runs) + self.index.c_nbytes()
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             n += q.ready.c_nbytes() + q.delayed.c_nbytes()
             if q.lanes is not None:
                 n += q.lanes.c_nbytes()

@@ -69,4 +69,9 @@ cdef class Queue:
     cdef c_apply_settings(self)
     cdef int64_t c_grace_ns(self, int64_t stall_ns)
     cdef bint woken             # listed in the engine's wake list
+    cdef bint used              # asked for by name since the last look at it
+    cdef bint gone              # forgotten: who still has it must not write it
+    cdef int64_t idle_ns        # since which look nothing is left of it, nor has it been used; -1 = not so
+    cdef Py_ssize_t n_hidden    # jobs that nobody sees, whose results are needed
+    cdef Py_ssize_t lining      # where the next of its jobs stands, while all are lined up
     cdef bint dirty

@@ -53,6 +53,7 @@ cdef class Queue:
         self.concurrency = -1
         self.far_until_ms = INT64_MIN
         self.far_most = -1
+        self.idle_ns = -1
         self.far_most_due = -1
         self.parked = {}
         self.completions = Meter()

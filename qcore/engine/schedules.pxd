@@ -12,12 +12,14 @@ cdef class Schedules(Flows):
     cdef dict schedules             # name -> Schedule
     cdef list schedule_at           # number -> Schedule; entry 0 is None
     cdef list free_numbers          # of schedules that are gone
+    cdef dict scheduled             # queue -> number of its schedules
     cdef DelayHeap slots            # schedules by their next slot (wall ms)
     cdef dict occurrences           # name -> id of its job that is queued or active, if overlap is prevented
     cdef int64_t looked_ms          # wall clock of the last look
     cdef dict successors            # id of a finished run of a chain -> id of the run after it
     cdef dict compiled              # (pattern, zone) -> Cron, of chains
 
+    cdef int c_schedules_of(self, str queue, int change) except -1
     cdef int c_plan(self, object schedule) except -1
     cdef int c_unschedule(self, object schedule) except -1
     cdef int c_fire(self, object schedule, int64_t now_ms, int64_t now_ns) except -1

@@ -50,6 +50,7 @@ cdef class Schedules(Flows):
         self.schedules = {}
         self.schedule_at = [None]
         self.free_numbers = []
+        self.scheduled = {}
         self.slots = DelayHeap()
         self.occurrences = {}
         self.looked_ms = INT64_MIN // 2
@@ -86,6 +87,7 @@ cdef class Schedules(Flows):
                 made.created_ms = old.created_ms
                 made.planned_ms = old.planned_ms
             self.c_drop_leftover(old)
+            self.c_schedules_of(old.queue, -1)
             made.number = old.number
             made.handle = old.handle
             self.schedule_at[made.number] = made
@@ -96,6 +98,7 @@ cdef class Schedules(Flows):
             made.number = len(self.schedule_at)
             self.schedule_at.append(made)
         self.schedules[name] = made
+        self.c_schedules_of(queue, 1)
         self.c_plan(made)
         if old is None and immediately:
             if made.cron is None:
@@ -120,6 +123,13 @@ cdef class Schedules(Flows):
         self.c_unschedule(found)
         return True
 
+    cdef int c_schedules_of(self, str queue, int change) except -1:
+        """A queue has one schedule more, or less."""
+        cdef int n = self.scheduled.pop(queue, 0) + change
+        if n:
+            self.scheduled[queue] = n
+        return 0
+
     cdef int c_plan(self, object schedule) except -1:
         """Put a schedule at its next slot, and into the next cut."""
         cdef str name = schedule.name
@@ -133,6 +143,7 @@ cdef class Schedules(Flows):
         self.slots.c_remove(schedule.handle)
         schedule.handle = 0
         del self.schedules[schedule.name]
+        self.c_schedules_of(schedule.queue, -1)
         self.schedule_at[schedule.number] = None
         self.free_numbers.append(schedule.number)
         return self.c_side("schedules", schedule.name, None)
@@ -438,6 +449,7 @@ cdef class Schedules(Flows):
         made.number = len(self.schedule_at)
         self.schedule_at.append(made)
         self.schedules[name] = made
+        self.c_schedules_of(made.queue, 1)
         made.handle = self.slots.c_push(made.next_ms, made.number, made.number)
         if changed or made.pack() != packed:
             self.c_plan(made)
@@ -478,6 +490,8 @@ cdef class Schedules(Flows):
             assert due == schedule.next_ms, f"schedule {schedule.name} at {due}, next run {schedule.next_ms}"
             assert self.slots.c_due(schedule.handle) == due
         assert len(self.schedules) + len(self.free_numbers) + 1 == len(self.schedule_at)
+        queues = [one.queue for one in self.schedules.values()]
+        assert self.scheduled == {queue: queues.count(queue) for queue in queues}
         for name, job_id in self.occurrences.items():
             number = self.c_slot(job_id)
             assert number and self.job_at(number).state in LIVE, f"{job_id} of schedule {name} is over"

@@ -1,4 +1,5 @@
 cimport cython
+from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.ids cimport IdSource
@@ -42,13 +43,21 @@ cdef struct Mark:
     uint32_t kept               # 1: completed and gone; 0: forgotten; or MARK_QUEUE_ENDS
 
 
+cdef struct QueuePage:
+    uint32_t n                  # of those that are there
+    PyObject *at[256]           # borrowed from `queues`; NULL: forgotten, or of no queue yet
+
+
 cdef class Table:
     cdef Slab jobs, runs
     cdef IdTable index
     cdef SipKey hash_key
     cdef readonly IdSource ids
     cdef dict queues            # name -> Queue
-    cdef list queue_list        # index -> Queue; entry 0 is None
+    cdef QueuePage **queue_pages        # the queues of 256 indexes each; NULL: none of them is there
+    cdef uint32_t n_queue_pages
+    cdef uint32_t last_queue    # highest index that was ever given to a queue; none is given again
+    cdef dict past              # what passed through the queues that are forgotten
     cdef dict names             # job name -> index
     cdef list name_texts        # index -> str; entry 0 is None
     cdef list name_packed       # index -> packed bytes
@@ -125,6 +134,10 @@ cdef class Table:
         return <Run *>(self.runs.chunks[slot >> 10] + (slot & 1023) * sizeof(Run))
 
     @cython.final
+    cdef inline Queue c_queue_of(self, Job *job):
+        return <Queue>self.queue_pages[job.queue >> 8].at[job.queue & 255]
+
+    @cython.final
     cdef inline bint c_event(self, Queue q, int kind) except -1:
         """Count an event in the journal of its queue. True: somebody wants it, so it is to be emitted."""
         if q.n_events < self.max_events:
@@ -154,7 +167,9 @@ cdef class Table:
         return 0
 
     cdef Queue c_queue(self, str name)
-    cdef Queue c_queue_of(self, Job *job)
+    cdef Queue c_queue_at(self, int64_t index)
+    cdef int c_place_queue(self, Queue q) except -1
+    cdef int c_drop_queue(self, Queue q) except -1
     cdef uint32_t c_name(self, str name) except? 0
     cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept
     cdef uint32_t c_find_number(self, uint64_t hi, uint64_t lo) noexcept
@@ -199,9 +214,11 @@ cdef class Table:
     cdef int c_settle_journals(self) except -1
     cdef int c_restore_event_row(self, object key, object packed) except -1
     cdef int c_trim_journal(self, Queue q) except -1
+    cdef int c_clear_minutes(self, Queue q) except -1
     cdef int c_clear_counts(self, Queue q) except -1
     cdef bytes c_counts(self, Queue q)
     cdef int c_restore_counts(self, Queue q, bytes packed) except -1
+    cdef int c_restore_last_queue(self, bytes packed) except -1
     cdef int c_restore_minute(self, object key, object packed) except -1
     cdef c_check_counts(self)
     cdef c_check_archive(self)

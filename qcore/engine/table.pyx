@@ -5,10 +5,10 @@ Everything here is bookkeeping without rules: which states lead to which is in
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, UINT32_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from qcore.engine.ids cimport IdSource, is_own, uuid_parse, uuid_text
@@ -34,6 +34,7 @@ from struct import Struct
 import msgpack
 
 from qcore import limits
+from qcore.errors import LimitError
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) except NULL
@@ -124,7 +125,7 @@ cdef class Table:
         self.hash_key.k1 = self.ids.c_random()
         self.index = IdTable()
         self.queues = {}
-        self.queue_list = [None]
+        self.past = dict.fromkeys(("pushed", "pulled", "total_completed", "total_failed"), 0)
         self.names = {}
         self.name_texts = [None]
         self.name_packed = [None]
@@ -171,8 +172,11 @@ cdef class Table:
         self.c_name("default")
 
     def __dealloc__(self):
-        cdef uint32_t slot
+        cdef uint32_t slot, page
         cdef Job *job
+        for page in range(self.n_queue_pages):
+            PyMem_Free(self.queue_pages[page])
+        PyMem_Free(self.queue_pages)
         if self.jobs.chunks != NULL:
             for slot in range(1, self.jobs.fresh):
                 job = self.job_at(slot)
@@ -200,23 +204,83 @@ cdef class Table:
         cdef object found = self.queues.get(name)
         cdef Queue q
         if found is not None:
-            return <Queue>found
-        q = Queue(len(self.queue_list), name, self.ids.c_random())
-        q.event_mask = self.everywhere | <uint32_t>self.wanted.get(name, 0)
-        if self.keeps_events:
-            q.journal = Journal(q.index)
-        self.queues[name] = q
-        self.queue_list.append(q)
+            q = <Queue>found
+            q.used = True
+            return q
+        if self.last_queue == UINT32_MAX:
+            raise LimitError(f"There have been {self.last_queue} queues: a data file knows no more")
+        self.last_queue += 1
+        q = Queue(self.last_queue, name, self.ids.c_random())
+        self.c_place_queue(q)
         self.c_mark_queue(q)
         return q
+
+    cdef int c_place_queue(self, Queue q) except -1:
+        """Make a queue known by its name and its index, which no other has."""
+        cdef uint32_t page = q.index >> 8
+        cdef QueuePage **pages
+        if page >= self.n_queue_pages:
+            pages = <QueuePage **>PyMem_Realloc(self.queue_pages, (<size_t>page + 1) * sizeof(QueuePage *))
+            if pages == NULL:
+                raise MemoryError
+            memset(&pages[self.n_queue_pages], 0, (<size_t>page + 1 - self.n_queue_pages) * sizeof(QueuePage *))
+            self.queue_pages = pages
+            self.n_queue_pages = page + 1
+        if self.queue_pages[page] == NULL:
+            self.queue_pages[page] = <QueuePage *>PyMem_Calloc(1, sizeof(QueuePage))
+            if self.queue_pages[page] == NULL:
+                raise MemoryError
+        q.event_mask = self.everywhere | <uint32_t>self.wanted.get(q.name, 0)
+        if self.keeps_events:
+            q.journal = Journal(q.index)
+        self.queues[q.name] = q
+        self.queue_pages[page].at[q.index & 255] = <PyObject *>q
+        self.queue_pages[page].n += 1
+        q.used = True
+        return 0
+
+    cdef Queue c_queue_at(self, int64_t index):
+        """The queue with this index; None when it is forgotten, or there never was one."""
+        cdef PyObject *found
+        if not 0 < index <= self.last_queue or index >> 8 >= self.n_queue_pages \
+                or self.queue_pages[index >> 8] == NULL:
+            return None
+        found = self.queue_pages[index >> 8].at[index & 255]
+        return None if found == NULL else <Queue>found
+
+    cdef int c_drop_queue(self, Queue q) except -1:
+        """Forget a queue that nothing is left of, here and in the store. Its index is never given again."""
+        cdef uint32_t page = q.index >> 8
+        if q.check:
+            self.checks.c_remove(q.check)
+            q.check = 0
+        self.c_clear_minutes(q)
+        q.n_events = 0
+        self.c_trim_journal(q)
+        self.c_side("telemetry", q.index, None)
+        # Rows of what has passed may bear its index, so that is known for ever, from the same cut on.
+        self.c_side("telemetry", 0, msgpack.packb(self.last_queue))
+        if q.listing is not None:
+            self.n_listings -= 1
+            q.listing = None
+        self.past["pushed"] += q.total_pushed
+        self.past["pulled"] += q.total_pulled
+        self.past["total_completed"] += q.total_completed
+        self.past["total_failed"] += q.total_failed
+        q.gone = True
+        self.c_mark_queue(q)
+        self.queue_pages[page].at[q.index & 255] = NULL
+        self.queue_pages[page].n -= 1
+        if not self.queue_pages[page].n:
+            PyMem_Free(self.queue_pages[page])
+            self.queue_pages[page] = NULL
+        del self.queues[q.name]
+        return 0
 
     cdef c_mark_queue(self, Queue q):
         if self.tracking and not q.dirty:
             q.dirty = True
             self.dirty_queues.append(q)
-
-    cdef inline Queue c_queue_of(self, Job *job):
-        return <Queue>self.queue_list[job.queue]
 
     cdef uint32_t c_name(self, str name) except? 0:
         """Interned index of a job name; 0 once the table is full (names may be made from ids)."""
@@ -578,6 +642,18 @@ cdef class Table:
             q.far_most_due = q.far_most
             self.c_mark_queue(q)
 
+    def floors(self):
+        """Queues that were obliterated while only the store had some of their rows -> number of the last of those."""
+        cdef Queue q
+        return {q.name: q.floor_seq for q in self.queues.values() if q.floor_seq}
+
+    def end_floor(self, str queue not None, int64_t seq):
+        """The store has no row up to this number any more that an obliterated queue left there."""
+        cdef Queue q = self.queues.get(queue)
+        if q is not None and q.floor_seq == seq and not self.refused:
+            q.floor_seq = 0
+            self.c_mark_queue(q)
+
     def note_ends(self):
         """From now on :meth:`earliest_end` knows of the jobs that leave memory from now on only."""
         self.far_ms = INT64_MAX
@@ -590,7 +666,7 @@ cdef class Table:
         cdef Queue q
         cdef uint32_t at
         cdef int64_t earliest = self.far_ms
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             at = q.completed.head
             while at:
                 earliest = min(earliest, self.run_at(at).finished_ms)
@@ -605,7 +681,7 @@ cdef class Table:
         for i in range(self.n_leaving):
             job = self.job_at(self.leaving[i])
             assert job.state == COMPLETED and job.flags & F_EVICTED and job.delayed == i + 1
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             assert (<Queue>q).n_archived >= 0
             n += (<Queue>q).n_archived
         assert n == self.n_archived and self.far_ids.n == self.far_seqs.n_used
@@ -722,8 +798,8 @@ cdef class Table:
             self.side["minutes", key | minute << 1] = None
         return 0
 
-    cdef int c_clear_counts(self, Queue q) except -1:
-        """Forget what was counted of a queue."""
+    cdef int c_clear_minutes(self, Queue q) except -1:
+        """Let the next cut remove the closed minutes of a queue."""
         cdef Meter meter
         cdef uint32_t i
         if self.tracking and q.index < MAX_METERED_QUEUES:
@@ -731,6 +807,11 @@ cdef class Table:
                 key = <int64_t>q.index << (MINUTE_BITS + 1) | (meter is q.failures)
                 for i in range(meter.n_closed):
                     self.side["minutes", key | meter.c_closed(i).minute << 1] = None
+        return 0
+
+    cdef int c_clear_counts(self, Queue q) except -1:
+        """Forget what was counted of a queue."""
+        self.c_clear_minutes(q)
         q.completions = Meter()
         q.failures = Meter()
         q.n_events = 0
@@ -762,13 +843,20 @@ cdef class Table:
                 meter.prev_count = prev_count
         return 0
 
+    cdef int c_restore_last_queue(self, bytes packed) except -1:
+        """Bring back the highest index that a queue ever had; see :meth:`c_drop_queue`."""
+        cdef uint32_t last = msgpack.unpackb(packed)
+        self.last_queue = max(self.last_queue, last)
+        return 0
+
     cdef int c_restore_minute(self, object key, object packed) except -1:
         """Bring back a closed minute; they come in order. One that is not kept any more is dropped."""
         cdef Meter meter
         cdef int64_t index = key >> (MINUTE_BITS + 1), minute = key >> 1 & ((<int64_t>1 << MINUTE_BITS) - 1)
-        if not 0 < index < len(self.queue_list) or len(packed) != 8:
+        cdef Queue q = self.c_queue_at(index)
+        if q is None or len(packed) != 8:
             raise ValueError("unknown form")
-        meter = (<Queue>self.queue_list[index]).failures if key & 1 else (<Queue>self.queue_list[index]).completions
+        meter = q.failures if key & 1 else q.completions
         if not meter.minute - self.max_minutes < minute < meter.minute:
             self.c_side("minutes", key, None)
             return 0
@@ -780,7 +868,7 @@ cdef class Table:
 
     cdef c_check_counts(self):
         cdef Queue q
-        for q in self.queue_list[1:]:
+        for q in self.queues.values():
             assert 0 <= q.n_events <= self.max_events
             assert q.counted == (q in self.counted)
             if q.journal is not None:
@@ -943,14 +1031,16 @@ cdef class Table:
 
     cdef int c_restore_event_row(self, object key, object packed) except -1:
         """Bring back a row of a journal; they come in order. One that is not kept any more goes."""
+        cdef Queue q
         self.journal_row = max(self.journal_row, <int64_t>key + 1)
         if not self.keeps_events:
             self.c_side("journal", key, None)
             return 0
         queue, first, events = msgpack.unpackb(packed, use_list=False)
-        if not 0 < queue < len(self.queue_list):
+        q = self.c_queue_at(queue)
+        if q is None:
             raise ValueError("unknown queue")
-        return (<Queue>self.queue_list[queue]).journal.c_restore(key, first, events, packed)
+        return q.journal.c_restore(key, first, events, packed)
 
     # --- for the store -------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ is the only way out of the active state, and a job becomes terminal only in
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.ref cimport Py_INCREF, PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
@@ -275,43 +274,43 @@ cdef class Transitions(Capacity):
         """Give every ready job without a group its place in line; none has one yet. O(jobs)."""
         cdef uint32_t slot
         cdef Job *job
-        cdef Py_ssize_t n = 0, i, at
-        cdef Py_ssize_t *ends       # by queue: where its next entry goes
+        cdef Py_ssize_t n = 0, at = 0, count
+        cdef Queue q
         cdef SkipEntry *entries
         cdef SkipEntry *entry
         cdef Py_buffer view
-        ends = <Py_ssize_t *>PyMem_Calloc(len(self.queue_list) + 1, sizeof(Py_ssize_t))
-        if ends == NULL:
-            raise MemoryError
+        for q in self.queues.values():
+            q.lining = 0
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
             if job.state == READY and not job.flags & F_GROUPED:
-                ends[job.queue + 1] += 1
+                q = self.c_queue_of(job)
+                q.lining += 1
                 n += 1
-        for i in range(1, len(self.queue_list) + 1):
-            ends[i] += ends[i - 1]
+        for q in self.queues.values():
+            count = q.lining
+            q.lining = at
+            at += count
+        # Not from the heap, where the lists themselves would come to lie behind it and keep it.
+        memory = mmap(-1, max(1, <Py_ssize_t>(2 * n * sizeof(SkipEntry))))
+        PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
         try:
-            # Not from the heap, where the lists themselves would come to lie behind it and keep it.
-            memory = mmap(-1, max(1, <Py_ssize_t>(2 * n * sizeof(SkipEntry))))
-            PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
-            try:
-                entries = <SkipEntry *>view.buf
-                for slot in range(1, self.jobs.fresh):
-                    job = self.job_at(slot)
-                    if job.state == READY and not job.flags & F_GROUPED:
-                        entry = &entries[ends[job.queue]]
-                        ends[job.queue] += 1
-                        self.c_key(job, &entry.key)
-                        entry.value = slot
-                at = 0
-                for i in range(1, len(self.queue_list)):
-                    (<Queue>self.queue_list[i]).ready.c_fill(entries + at, entries + n, ends[i] - at)
-                    at = ends[i]
-            finally:
-                PyBuffer_Release(&view)
-            memory.close()
+            entries = <SkipEntry *>view.buf
+            for slot in range(1, self.jobs.fresh):
+                job = self.job_at(slot)
+                if job.state == READY and not job.flags & F_GROUPED:
+                    q = self.c_queue_of(job)
+                    entry = &entries[q.lining]
+                    q.lining += 1
+                    self.c_key(job, &entry.key)
+                    entry.value = slot
+            at = 0
+            for q in self.queues.values():
+                q.ready.c_fill(entries + at, entries + n, q.lining - at)
+                at = q.lining
         finally:
-            PyMem_Free(ends)
+            PyBuffer_Release(&view)
+        memory.close()
         return 0
 
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1:
@@ -658,6 +657,7 @@ cdef class Transitions(Capacity):
             return 0
         if remove:
             job.state = KEPT
+            q.n_hidden += 1
         else:
             self.c_list_append(&q.completed, job.run, run)
         self.c_mark(slot, job)
@@ -733,7 +733,7 @@ cdef class Transitions(Capacity):
         cdef Queue q
         cdef uint32_t at
         cdef Py_ssize_t later, over
-        for q in self.queue_list[1:]:
+        for q in list(self.queues.values()):
             later = 0
             if q.far_most >= 0:
                 at = q.completed.tail
@@ -768,6 +768,8 @@ cdef class Transitions(Capacity):
                 self.c_drop_log(job.seq)
         if job.flags & F_WATCHED:
             self.c_settle(job, "failed" if job.state == FAILED else "removed", NULL)
+        if job.state == KEPT:
+            q.n_hidden -= 1
         self.index.c_del(self.c_hash_of(job), slot)
         if job.flags & F_STORED:
             self.deleted.append(job.seq)
@@ -1000,6 +1002,7 @@ cdef class Transitions(Capacity):
             if job.flags & F_NEEDED:
                 # Gone for everybody but those who still need its result.
                 job.state = KEPT
+                q.n_hidden += 1
                 return self.c_mark(slot, job)
             self.c_forget_evidence(job)
         elif job.state == KEPT:
@@ -1058,7 +1061,7 @@ cdef class Transitions(Capacity):
         cdef Py_ssize_t n = 0, skips
         cdef uint32_t at
         cdef Run *run
-        for q in self.queue_list[1:]:
+        for q in list(self.queues.values()):
             at = q.completed.head
             skips = 0
             while at and n < most and skips < SKIPS:
@@ -1088,7 +1091,7 @@ cdef class Transitions(Capacity):
             if left <= 0:
                 return 1
             try:
-                left -= self.c_promote(<Queue>self.queue_list[item], now_ms, left)
+                left -= self.c_promote(self.c_queue_at(item), now_ms, left)
             except Exception as error:
                 left -= 1
                 self.c_put_off(self.due, item, now_ms + PUT_OFF_MS, error)
@@ -1103,7 +1106,7 @@ cdef class Transitions(Capacity):
         while self.checks.c_first(&due, &item) and due <= now_ns:
             if left <= 0:
                 return 1
-            q = <Queue>self.queue_list[item]
+            q = self.c_queue_at(item)
             self.checks.c_remove(q.check)
             q.check = 0
             left -= 1

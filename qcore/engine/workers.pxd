@@ -7,5 +7,6 @@ cdef class Workers:
     cdef dict _by_queue                 # name -> the same of this queue
     cdef dict _by_session               # number -> ids
 
+    cdef bint c_knows(self, str queue) except -1
     cdef int c_expect(self) except -1
     cdef int c_expire(self, int64_t now_ns) except -1

@@ -119,6 +119,10 @@ cdef class Workers:
         there = self._by_queue.get(queue)
         return there is not None and self.is_active(next(reversed(there.values())), now_ns)
 
+    cdef bint c_knows(self, str queue) except -1:
+        """Whether a worker, active or not, is registered for a queue."""
+        return queue in self._by_queue
+
     def _check(self):
         silent = [worker.seen_ns for worker in self._workers.values()]
         assert silent == sorted(silent), "not in order of the last sign of life"

@@ -61,6 +61,16 @@ class Group:
     window_count: int = 0
     turn: int = 0
 
+    def is_set(self, now_ns: int) -> bool:
+        """Whether something holds for the group but its jobs."""
+        return bool(
+            self.paused
+            or self.concurrency
+            or self.rate is not None
+            or self.blocked_ns > now_ns
+            or self.window_end_ns > now_ns
+        )
+
 
 @dataclass
 class Wishes:
@@ -85,6 +95,15 @@ class Limits:
 
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group())
+
+    def are_set(self, now_ns: int) -> bool:
+        """Whether there is any limit."""
+        rate = self.rate
+        return (
+            self.concurrency is not None
+            or (rate is not None and not (rate.ttl_ms and now_ns >= rate.ends_ns))
+            or any(group.is_set(now_ns) for group in self.groups.values())
+        )
 
     def restarted(self, now_ms: int, now_ns: int) -> Limits:
         """What a restart leaves of it: settings, and what was spent of the rate."""
@@ -114,6 +133,11 @@ class Capacity:
     jobs: dict[str, Job]
 
     def limits(self, queue: str) -> Limits:
+        """The limits of a queue; of one that is not there, what holds without any."""
+        raise NotImplementedError
+
+    def limits_used(self, queue: str) -> Limits:
+        """The same to be changed: the queue is made if it is not there, and counts as used."""
         raise NotImplementedError
 
     def _of(self, queue: str, *states: str) -> list[Job]:
@@ -128,7 +152,7 @@ class Capacity:
         return limits.rate
 
     def set_concurrency(self, queue: str, limit: int | None) -> None:
-        self.limits(queue).concurrency = limit
+        self.limits_used(queue).concurrency = limit
 
     def set_rate(
         self,
@@ -140,7 +164,7 @@ class Capacity:
         duration_ms: int = 1000,
         ttl_ms: int = 0,
     ) -> None:
-        limits = self.limits(queue)
+        limits = self.limits_used(queue)
         before = self._rate(queue, now_ns)
         if limit is None:
             limits.rate = None
@@ -240,27 +264,27 @@ class Capacity:
     # --- settings of groups ----------------------------------------------------------------------
 
     def pause_group(self, queue: str, name: str, paused: bool = True) -> bool:
-        group = self.limits(queue).group(name)
-        changed = group.paused != paused
-        group.paused = paused
-        return changed
+        if self.limits(queue).group(name).paused == paused:
+            return False
+        self.limits_used(queue).group(name).paused = paused
+        return True
 
     def set_group_concurrency(self, queue: str, name: str, limit: int | None) -> bool:
-        group = self.limits(queue).group(name)
-        changed = limit is not None or group.concurrency != 0
-        group.concurrency = limit or 0
-        return changed
+        if limit is None and not self.limits(queue).group(name).concurrency:
+            return False
+        self.limits_used(queue).group(name).concurrency = limit or 0
+        return True
 
     def set_group_rate(self, queue: str, name: str, limit: int | None, duration_ms: int = 0) -> bool:
-        group = self.limits(queue).group(name)
-        changed = limit is not None or group.rate is not None
-        if changed:
-            group.rate = None if limit is None else (limit, duration_ms)
-            group.window_end_ns = 0
-        return changed
+        if limit is None and self.limits(queue).group(name).rate is None:
+            return False
+        group = self.limits_used(queue).group(name)
+        group.rate = None if limit is None else (limit, duration_ms)
+        group.window_end_ns = 0
+        return True
 
     def block_group(self, queue: str, name: str, duration_ms: int, now_ms: int, now_ns: int) -> None:
-        group = self.limits(queue).group(name)
+        group = self.limits_used(queue).group(name)
         group.blocked_ms, group.blocked_span_ms = now_ms + duration_ms, duration_ms
         group.blocked_ns = now_ns + duration_ms * MS
 

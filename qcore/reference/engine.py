@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from qcore.reference.ties import Ties
 
 LATE_ANSWERS = 10_000
 ORPHAN_MS = 30 * 60_000
+QUEUE_IDLE_NS = 600 * 1_000_000_000
 DEAD = {"autoRetry": False, "autoRetryInterval": 3_600_000, "maxAutoRetries": 3, "maxAge": 604_800_000}
 DEAD |= {"maxEntries": 10_000}
 #: What parents are told of a failure that came without a text.
@@ -114,7 +115,8 @@ class Job:
 @dataclass
 class Queue:
     paused: bool = False
-    listening: bool = False
+    used: bool = True  # since the last look at it
+    idle_ns: int | None = None  # since which look nothing is left of it, nor has it been used
     dead: dict[str, Any] = field(default_factory=lambda: dict(DEAD))
     stalls: dict[str, Any] = field(default_factory=dict)
     look_ns: int | None = None  # when to look for stalled jobs
@@ -187,11 +189,15 @@ class Engine(Keys, Capacity):
         self.jobs = {}
         self.kept = {}
         self.queues: dict[str, Queue] = {}
+        self.listening: set[str] = set()
+        self.listening_everywhere = False
         self.events = []
         self.retry_wait_ms = retry_wait_ms
         self._max_completed = max_completed
         self._max_events = max_events
         self._max_minutes = max_minutes
+        #: What passed through the queues that are forgotten.
+        self.past = {"pushed": 0, "pulled": 0, "completed": 0, "failed": 0}
         self._evidence: dict[str, str] = {}  # completed ids, oldest first, also of removed jobs -> queue
         self._finals: dict[str, None] = {}
         self._seq = 0
@@ -261,23 +267,63 @@ class Engine(Keys, Capacity):
 
     # --- adding --------------------------------------------------------------------------
 
-    def _queue(self, name: str) -> Queue:
+    def use(self, name: str) -> Queue:
+        """The queue of that name, made by first use."""
         if name not in self.queues:
             self.queues[name] = Queue(journal=Journal(self._max_events))
+        self.queues[name].used = True
         return self.queues[name]
+
+    def forget_idle(self, now_ns: int, busy: Collection[str] = ()) -> list[str]:
+        """Forget the queues that nothing is left of and that were not used for ten minutes; which.
+
+        ``busy``: those that something outside of the engine needs.
+        """
+        gone = []
+        for name, q in self.queues.items():
+            if name in busy or not self._is_empty(name, now_ns):
+                q.idle_ns = None
+            elif q.used or q.idle_ns is None:
+                q.idle_ns = now_ns
+            elif now_ns - q.idle_ns >= QUEUE_IDLE_NS:
+                gone.append(name)
+            q.used = False
+        for name in gone:
+            q = self.queues.pop(name)
+            for total in self.past:
+                self.past[total] += getattr(q, total)
+            # Later jobs of this name have nothing to do with what was completed before.
+            self._evidence = {one: "" if of == name else of for one, of in self._evidence.items()}
+        return gone
+
+    def _is_empty(self, name: str, now_ns: int) -> bool:
+        """Whether nothing of a queue is left but what was counted of it."""
+        q = self.queues[name]
+        return not (
+            any(job.queue == name for job in self.jobs.values())
+            or any(queue == name for queue, _ in self.kept)
+            or name in self.listening
+            or q.paused
+            or q.stalls
+            or q.dead != DEAD
+            or q.limits.are_set(now_ns)
+        )
 
     def _told(self, queue: str, job_id: str, now_ms: int) -> None:
         self._tell("duplicated", queue, job_id, now_ms, None)
 
     def limits(self, queue: str) -> Limits:
-        return self._queue(queue).limits
+        return self.queues[queue].limits if queue in self.queues else Limits()
+
+    def limits_used(self, queue: str) -> Limits:
+        return self.use(queue).limits
 
     def _emit(self, kind: str, job: Job, now_ms: int, data: object = None) -> None:
         self._tell(kind, job.queue, job.id, now_ms, data)
 
     def _tell(self, kind: str, queue: str, job_id: str, now_ms: int, data: object) -> None:
-        self._queue(queue).journal.count()
-        if self._queue(queue).listening:
+        self.queues[queue].journal.count()
+        if self.listening_everywhere or queue in self.listening:
             self.events.append((kind, queue, job_id, now_ms, data))
 
     def trim_events(self, queue: str, max_length: int) -> int:
@@ -315,7 +361,7 @@ class Engine(Keys, Capacity):
         stall_ms: int | None = None,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
-        q = self._queue(queue)
+        q = self.use(queue)
         if job_id is not None:
             holder = self.jobs.get(job_id)
             if holder is not None and holder.state not in ("completed", "failed"):
@@ -457,8 +503,8 @@ class Engine(Keys, Capacity):
             remove = keeps_none(remove)
         self._release(job)
         job.delivery = job.last_token = None
-        self._queue(job.queue).completed += 1
-        self._queue(job.queue).completions.count(now_ms, self._max_minutes)
+        self.queues[job.queue].completed += 1
+        self.queues[job.queue].completions.count(now_ms, self._max_minutes)
         self._emit("completed", job, now_ms, None if result is None else (result, 0))
         if remove or job.remove_on_complete:
             del self.jobs[job_id]
@@ -527,14 +573,14 @@ class Engine(Keys, Capacity):
             self._emit("retried", job, now_ms)
             return
         if remove or job.remove_on_fail:
-            self._queue(job.queue).failed += 1
-            self._queue(job.queue).failures.count(now_ms, self._max_minutes)
+            self.queues[job.queue].failed += 1
+            self.queues[job.queue].failures.count(now_ms, self._max_minutes)
             self._drop(job.id)
         else:
             self._bury(job, now_ms, UNTOLD if error is None else error)
 
     def _bury(self, job: Job, now_ms: int, error: str | None = None) -> None:
-        q = self._queue(job.queue)
+        q = self.queues[job.queue]
         q.failed += 1
         q.failures.count(now_ms, self._max_minutes)
         self._release(job)
@@ -563,10 +609,10 @@ class Engine(Keys, Capacity):
     # --- silence -------------------------------------------------------------------------
 
     def _max_stalls(self, job: Job) -> int:
-        return int(self._queue(job.queue).stalls.get("maxStalls", 3))
+        return int(self.queues[job.queue].stalls.get("maxStalls", 3))
 
     def _begin_silence(self, job: Job, now_ns: int) -> None:
-        q = self._queue(job.queue)
+        q = self.queues[job.queue]
         bound = q.silence_ms if job.stall_ms is None else max(0.000001, job.stall_ms)
         grace = max(0, q.stalls.get("gracePeriod", 5_000) - bound)
         assert job.delivery is not None
@@ -576,7 +622,7 @@ class Engine(Keys, Capacity):
 
     def _watched(self, job: Job) -> bool:
         """Whether its queue looks after its silence."""
-        q = self._queue(job.queue)
+        q = self.queues[job.queue]
         delivery = job.delivery
         if delivery is None:
             return False
@@ -587,10 +633,10 @@ class Engine(Keys, Capacity):
     def _stall_ns(self, job: Job) -> int:
         """When its silence will have been too long."""
         assert job.delivery is not None
-        return job.delivery.quiet_ns + self._queue(job.queue).silence_ms * 1_000_000
+        return job.delivery.quiet_ns + self.queues[job.queue].silence_ms * 1_000_000
 
     def _watch(self, job: Job) -> None:
-        q = self._queue(job.queue)
+        q = self.queues[job.queue]
         if self._watched(job):
             q.look_ns = min(self._stall_ns(job), self._stall_ns(job) if q.look_ns is None else q.look_ns)
 
@@ -599,7 +645,7 @@ class Engine(Keys, Capacity):
         if job.delivery is None:
             return None
         ends = [end for end in (job.delivery.expires_ns, job.delivery.timeout_ns) if end is not None]
-        if job.stall_ms is not None and self._queue(job.queue).enabled:
+        if job.stall_ms is not None and self.queues[job.queue].enabled:
             ends.append(job.delivery.quiet_ns + max(1, job.stall_ms * 1_000_000))
         return min(ends) if ends else None
 
@@ -750,7 +796,7 @@ class Engine(Keys, Capacity):
         self._evidence = {one: whose for one, whose in self._evidence.items() if whose != queue}
 
     def _listed_as(self, job: Job) -> str:
-        if job.state == "ready" and self._queue(job.queue).paused:
+        if job.state == "ready" and self.queues[job.queue].paused:
             return "paused"
         return self.state(job.id)
 
@@ -899,7 +945,7 @@ class Engine(Keys, Capacity):
     def configure(
         self, queue: str, *, dead: dict[str, Any] | None = None, stalls: dict[str, Any] | None = None
     ) -> None:
-        q = self._queue(queue)
+        q = self.use(queue)
         q.dead = q.dead | (dead or {})
         q.stalls = q.stalls | (stalls or {})
         for job in self._of(queue, "active"):
@@ -953,11 +999,14 @@ class Engine(Keys, Capacity):
         return n
 
     def pause(self, queue: str, paused: bool = True, *, now_ms: int = 0) -> None:
-        self._queue(queue).paused = paused
+        self.use(queue).paused = paused
         self._tell("paused" if paused else "resumed", queue, "", now_ms, None)
 
     def listen(self, queue: str) -> None:
-        self._queue(queue).listening = True
+        self.listening.add(queue)
+
+    def listen_everywhere(self) -> None:
+        self.listening_everywhere = True
 
     def advance(self, now_ms: int, now_ns: int) -> None:
         for queue in self.queues:
@@ -998,7 +1047,7 @@ class Engine(Keys, Capacity):
             if letter.expires_ms is not None and letter.expires_ms <= now_ms:
                 del self.jobs[job.id]
                 continue
-            interval_ms = self._queue(job.queue).dead["autoRetryInterval"]
+            interval_ms = self.queues[job.queue].dead["autoRetryInterval"]
             if not self._may_restart(job, now_ms):
                 job.letter = replace(letter, next_retry_ms=now_ms + max(1, interval_ms))
                 continue
@@ -1047,7 +1096,9 @@ class Engine(Keys, Capacity):
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         """Forget everything but what was saved, and recover from that."""
         saved = copy.deepcopy(saved)
-        listening = [name for name, q in self.queues.items() if q.listening]
+        # What recovery does is before anybody listens.
+        listening, self.listening = self.listening, set()
+        everywhere, self.listening_everywhere = self.listening_everywhere, False
         self.jobs = saved.jobs
         self.kept = saved.kept
         self._ended = 0
@@ -1066,6 +1117,7 @@ class Engine(Keys, Capacity):
         self._seq = max((job.seq for job in self.jobs.values()), default=0)
         self.events = []
         self._finals = {}
+        self.past = dict.fromkeys(self.past, 0)
         # All that is known of one moment afterwards is the order of admission.
         order = sorted(self.jobs.values(), key=lambda job: (job.ended[0], job.seq))
         for self._ended, job in enumerate(order, 1):
@@ -1111,5 +1163,4 @@ class Engine(Keys, Capacity):
             else:
                 self._leave_active(job)
                 self._return(job)
-        for name in listening:
-            self.listen(name)
+        self.listening, self.listening_everywhere = listening, everywhere

@@ -58,6 +58,9 @@ class FlowEngine(Engine):
     def size(self) -> int:
         return len(self.jobs) + len(self.held)
 
+    def _is_empty(self, name: str, now_ns: int) -> bool:
+        return super()._is_empty(name, now_ns) and all(job.queue != name for job in self.held.values())
+
     def _live(self, job_id: str | None) -> Job | None:
         job = self.jobs.get(job_id) if job_id is not None else None
         return job if job is not None and job.state in LIVE else None
@@ -138,10 +141,12 @@ class FlowEngine(Engine):
             if holder is not None:
                 if self._is_there(parent) and holder.ties.parent != parent:
                     raise FlowError(f"Job {job_id} exists already and is not a child of {parent}")
+                self.use(queue)
                 return job_id
             if self.is_waited_for(job_id):
                 holder = self.jobs.get(job_id) or self.held.get(job_id)
                 if holder is not None and parent is not None and holder.ties.parent == parent:
+                    self.use(queue)
                     return job_id
                 raise FlowError(f"Custom ID {job_id} still has unresolved dependency consumers")
         deps = list(dict.fromkeys(depends_on))
@@ -352,7 +357,7 @@ class FlowEngine(Engine):
         if not job.remove_on_fail:
             self._bury(job, now_ms, error)
             return
-        q = self._queue(job.queue)
+        q = self.queues[job.queue]
         q.failed += 1
         q.failures.count(now_ms, self._max_minutes)
         self._end_ties(job)

@@ -110,6 +110,13 @@ class ScheduledEngine(Engine):
         self._free_numbers.append(self.plans.pop(name).number)
         return True
 
+    def _is_empty(self, name: str, now_ns: int) -> bool:
+        return (
+            super()._is_empty(name, now_ns)
+            and all(plan.queue != name for plan in self.plans.values())
+            and all(name not in queues for queues, _, _ in self.workers.values())
+        )
+
     def _occurrence(self, name: str) -> Job | None:
         live = [job for job in self.jobs.values() if self.owned.get(job.id) == name and job.state in LIVE]
         assert len(live) <= 1, f"{len(live)} jobs of schedule {name} at once"

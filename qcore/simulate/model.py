@@ -28,6 +28,7 @@ Level = Literal["buffered", "committed", "synced"]
 RETRY_FIRST_NS = 200_000_000
 RETRY_MOST_NS = 30_000_000_000
 DEFAULT_BACKOFF_MS = 1000
+QUEUE_LOOK_NS = 300_000_000_000
 
 #: States as rows have them.
 ROW_STATES = {"ready": 1, "delayed": 2, "active": 3, "completed": 4, "failed": 5, "parked": 6, "kept": 8}
@@ -132,6 +133,9 @@ class CutState:
     saved: SavedSchedules
     #: By number of a job.
     rows: dict[int, RowOf]
+    #: By index: the queues that have rows; and the highest index that one had.
+    indexes: dict[int, str] = field(default_factory=dict)
+    highest: int = 0
     open: bool = True  # a process has the file open
 
 
@@ -169,6 +173,10 @@ class Model:
         #: By queue: what its row says of the rate, and its settings, as of the last one and of a restart.
         self._queue_rows: dict[str, tuple[Bucket | None, tuple[object, ...]]] = {}
         self._unwritten: dict[int, object] = {}
+        self._look_ns = self.now_ns + QUEUE_LOOK_NS
+        #: By index: the queues that have rows, and the highest index of all that had one.
+        self._indexes: dict[int, str] = {}
+        self._highest = 0
 
     # --- small things ----------------------------------------------------------------------
 
@@ -388,6 +396,11 @@ class Model:
                     del self.waits[one.queue]
                 self.deliver(one.key, one.request, one.queue, one.count, one.lease_ms, one.session, True)
                 self.note_outcomes()
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + QUEUE_LOOK_NS
+            busy = {*self.waits, *(job.queue for job in self.staged.values())}
+            for name in self.plain.forget_idle(now_ns, busy):
+                self._queue_rows.pop(name, None)
 
     def close_session(self, session: int, release: bool) -> None:
         """The connection ended: what it waited for is not answered any more."""
@@ -430,12 +443,17 @@ class Model:
         return any(expected.where in ("held", "held_adds") for expected in self.expected.values())
 
     def begin_commit(
-        self, rows: Mapping[int, tuple[int, object]], queues: Mapping[str, Mapping[str, Any]]
+        self,
+        rows: Mapping[int, tuple[int, object]],
+        states: Mapping[int, Mapping[str, Any] | None],
     ) -> CutState:
         """A cut was taken.
 
-        ``rows``: by number of a job, the state of its row and its bytes; ``queues``: rows by name.
+        ``rows``: by number of a job, the state of its row and its bytes; ``states``: rows of queues
+        by index, None of one that goes.
         """
+        queues = {state["name"]: state for state in states.values() if state is not None}
+        self._note_indexes(states)
         known, self._rows = self._rows, {}
         unwritten, self._unwritten = self._unwritten, dict(rows)
         plain = self.plain
@@ -485,13 +503,29 @@ class Model:
                 kept.delivery.expires_ns, kept.delivery.timeout_ns = row.expires_ns, row.timeout_ns
             saved.jobs[job.id] = kept
             saved.written[job.id] = (row.now_ms, row.now_ns)
-        cut = CutState(saved, self._rows)
+        cut = CutState(saved, self._rows, dict(self._indexes), self._highest)
         self.flight = Flight(cut, staged=self.gathering)
         self.gathering = {}
         for key, expected in list(self.expected.items()):
             if expected.where in ("held", "held_adds"):
                 self.flight.replies[key] = self.expected.pop(key)
         return cut
+
+    def _note_indexes(self, states: Mapping[int, Mapping[str, Any] | None]) -> None:
+        """Queues that are forgotten leave no row, and no index is given twice."""
+        for index, state in states.items():
+            if state is None:
+                self._indexes.pop(index, None)
+            elif index in self._indexes:
+                if self._indexes[index] != state["name"]:
+                    raise Failure(f"queue {index} was {self._indexes[index]}, and is {state['name']}")
+            elif index <= self._highest:
+                raise Failure(f"index {index} is given again, to queue {state['name']}")
+            else:
+                self._indexes[index] = state["name"]
+                self._highest = index
+        if sorted(self._indexes.values()) != sorted(self.plain.queues):
+            raise Failure(f"rows of queues: {self._indexes}, expected {list(self.plain.queues)}")
 
     def end_commit(self, fault: str | None, *, unsure: bool = False) -> None:
         """The cut is on disk, or is not; the replies that promised it."""
@@ -554,6 +588,8 @@ class Model:
             name: (cut.saved.queues[name].limits.rate, _settings(q)) for name, q in self.plain.queues.items()
         }
         self._unwritten = {}
+        self._look_ns = self.now_ns + QUEUE_LOOK_NS
+        self._indexes, self._highest = dict(cut.indexes), cut.highest
         self.expected, self.waits, self.watches = {}, {}, []
         self.staged, self.gathering, self.flight = {}, {}, None
         self.degraded = None

@@ -111,6 +111,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
     plain = model.plain
     custom = options.get("customId", options.get("jobId"))
     if custom in model.staged:
+        plain.use(queue)
         model.gathering[custom] = None
         model.tags[tag] = custom
         return custom, "staged"
@@ -227,7 +228,7 @@ def _pushb(model: Model, key: Key, request: Request) -> None:
             text = f"Custom ID {options['customId']} still has unresolved dependency consumers"
             raise Refused(f"jobs[{index}]: {text}")
     durable = any(options.get("durable") for options in jobs)
-    model.plain._queue(request["queue"])
+    model.plain.use(request["queue"])
     added = [
         _add(model, request["queue"], options, _tag(request, index), durable)
         for index, options in enumerate(jobs)
@@ -281,7 +282,7 @@ def _tag(request: Request, index: int) -> str:
 def _pull(model: Model, key: Key, request: Request) -> None:
     queue, count = request["queue"], request.get("count", 0)
     if request.get("timeout"):
-        model.plain._queue(queue)  # to wait there; who does not wait makes none
+        model.plain.use(queue)  # to wait there; who does not wait makes none
     lease_ms = request.get("lockTtl", DEFAULT_LEASE_MS) if request.get("owner") else 0
     session = 0 if request.get("detach") and not lease_ms else key[0]
     timeout_ms = request.get("timeout", 0)

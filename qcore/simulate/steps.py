@@ -16,6 +16,8 @@ from qcore.simulate.world import Step, World
 QUEUES = ("a", "b", "c")
 #: Where schedules mostly add their jobs.
 SCHEDULED = "t"
+#: Queues that come and go.
+BRIEF = ("v", "w", "x", "y", "z")
 PRIORITIES = (0, 0, 0, 1, 5, -2, 2.5)
 LEASES_MS = (20, 200, 1000, 30_000)
 WALL_JUMPS_MS = (-3_600_000, -60_000, -700, -1, 1, 700, 60_000, 3_600_000)
@@ -110,6 +112,8 @@ class Generator:
             step["wall_ms"] = rng.choice(WALL_JUMPS_MS)
         if self._chance(0.01):
             step.update(ms=rng.choice((60_000, 3_600_000, 8 * 86_400_000)))
+        if self._chance(0.05):
+            step.update(ms=rng.choice((150_000, 300_000, 600_000)))  # empty queues are looked for
         if self._chance(0.3):
             step["turn"] = False
         return step
@@ -176,7 +180,7 @@ class Generator:
         return request
 
     def _tidy(self) -> Request:
-        queue = self._rng.choice((*QUEUES, SCHEDULED))
+        queue = self._rng.choice((*QUEUES, SCHEDULED, *BRIEF))
         return self._rng.choice(
             (
                 {"cmd": "Clean", "queue": queue, "state": "completed"},
@@ -186,7 +190,7 @@ class Generator:
         )
 
     def _queue(self) -> str:
-        return self._rng.choice(QUEUES)
+        return self._rng.choice(BRIEF if self._chance(0.06) else QUEUES)
 
     def _job(self, *states: str) -> str:
         """A reference to a job, mostly to one in one of these states."""
@@ -376,7 +380,7 @@ class Generator:
         jobs = [
             job
             for job in model.plain.jobs.values()
-            if job.queue in QUEUES
+            if job.queue != SCHEDULED
             and not job.id.startswith("d")
             and job.id not in model.plain.repeats
             and job.id not in model.plain.links
@@ -432,7 +436,7 @@ class Generator:
 
     def _pull(self) -> Request:
         rng = self._rng
-        request: Request = {"cmd": "PULL", "queue": rng.choice((*QUEUES, *QUEUES, SCHEDULED))}
+        request: Request = {"cmd": "PULL", "queue": rng.choice((*QUEUES, *QUEUES, SCHEDULED, *BRIEF[:1]))}
         if self._chance(0.4):
             request.update(cmd="PULLB", count=rng.choice((1, 2, 5)))
         if self._chance(0.8):

@@ -48,10 +48,10 @@ def rows_of(cut: Cut) -> dict[int, tuple[int, object]]:
     return rows
 
 
-def queues_of(cut: Cut) -> dict[str, Mapping[str, Any]]:
-    """What a cut writes of queues, by name."""
-    states = [msgpack.unpackb(state) for _, state in cut.queues if state is not None]
-    return {state["name"]: state for state in states}
+def queues_of(cut: Cut) -> dict[int, Mapping[str, Any] | None]:
+    """What a cut writes of queues, by index, in order; None of those whose rows go."""
+    states = sorted(cut.queues, key=lambda row: row[0])
+    return {index: None if state is None else msgpack.unpackb(state) for index, state in states}
 
 
 def _tied(ties: dict[str, list[str]] | None) -> dict[str, list[Id]]:
@@ -507,6 +507,19 @@ class World:
                 raise Failure(f"totals of {name}: {totals}, expected {counted}")
             if q.paused != counted.paused:
                 raise Failure(f"{name}: paused is {q.paused}")
+        names = sorted(engine.queue_names())
+        if names != sorted(plain.queues):
+            raise Failure(f"queues: {names}, expected {sorted(plain.queues)}")
+        totals_of_all = engine.totals(now_ms)
+        for what, named in (
+            ("pushed", "pushed"),
+            ("pulled", "pulled"),
+            ("completed", "total_completed"),
+            ("failed", "total_failed"),
+        ):
+            total = plain.past[what] + sum(getattr(q, what) for q in plain.queues.values())
+            if totals_of_all[named] != total:
+                raise Failure(f"{what} of all queues: {totals_of_all[named]}, expected {total}")
         plans = sorted((plan.next_ms, name, plan.executions) for name, plan in plain.plans.items())
         schedules = [(one.next_ms, one.name, one.executions) for one in engine.list_schedules()]
         if plans != schedules:
@@ -546,3 +559,10 @@ class World:
             counts = self.broker.engine.counts(name, self.clock.now_ms())
             if counts["active"]:
                 raise Failure(f"{name}: {counts['active']} jobs active at rest")
+        for _ in range(3):
+            # The first look finds what nobody uses, the third that it was so for long enough.
+            self._changed()
+            self.clock.advance(300_000)
+            self._turn()
+            self._settle()
+            self.agree()

@@ -120,9 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.listen()
 
     def listen(self) -> None:
-        for queue in QUEUES:
-            self.engine.listen(queue, ALL_EVENTS)
-            self.twin.listen(queue)
+        self.engine.listen_everywhere(ALL_EVENTS)
+        self.twin.listen_everywhere()
 
     def retry_wait_ms(self, job_id: str) -> int:
         """The engine drew the jitter; the twin only judges that the wait is one of those allowed."""
@@ -197,6 +196,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(queue=queues, count=st.integers(0, 5))
     def push_many(self, queue: str, count: int) -> None:
         got = self.engine.push_many(queue, [b"\x00"] * count, self.ms)
+        self.twin.use(queue)
         assert len(set(got)) == count
         assert got == sorted(got)
         for new_id in got:
@@ -274,6 +274,22 @@ class EngineMachine(RuleBasedStateMachine):
             while self.engine.advance(self.ms, self.ns):
                 pass
             self.twin.advance(self.ms, self.ns)
+
+    @rule(times=st.integers(1, 4), listened=st.sampled_from([*QUEUES, None, None, None]))
+    def forget_idle(self, times: int, listened: str | None) -> None:
+        """Some looks for queues that nobody uses, five minutes apart; one of them may be listened to."""
+        if listened is not None:
+            self.engine.listen(listened, ALL_EVENTS)
+            self.twin.listen(listened)
+        for _ in range(times):
+            self.advance(300_000, True)
+            while self.engine.forget_idle(self.ns):
+                pass
+            self.twin.forget_idle(self.ns)
+            self.agree()
+        if listened is not None:
+            self.engine.listen(listened, 0)
+            self.twin.listening.clear()
 
     @rule(queue=queues, length=st.sampled_from([0, 1, 5, MAX_EVENTS]))
     def trim_events(self, queue: str, length: int) -> None:
@@ -446,6 +462,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert Counter(engine.take_events()) == Counter(twin.events)
         twin.events = []
         assert len(engine) == twin.size()
+        assert sorted(engine.queue_names()) == sorted(twin.queues)
+        totals = engine.totals(self.ms)
+        for name in ("pushed", "pulled"):
+            assert totals[name] == twin.past[name] + sum(getattr(q, name) for q in twin.queues.values())
         for job_id in self.ids:
             assert engine.state(job_id) == twin.state(job_id), job_id
             assert engine.result(job_id) == twin.result(job_id), job_id
@@ -521,6 +541,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.advance(self.ms, self.ns)
         assert self.engine.next_due(self.ms, self.ns) is None
         self.engine._check()
+        self.forget_idle(3, None)
+        assert self.engine.queue_names() == []
 
 
 class StoredEngineMachine(EngineMachine):
