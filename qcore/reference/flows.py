@@ -134,8 +134,11 @@ class FlowEngine(Engine):
         parent: str | None = None,
         policy: str | None = None,
         parent_token: str | None = None,
+        lenient: bool = False,
+        parent_required: bool = False,
         **options: Any,
     ) -> str:
+        """``lenient``: what it depends on may be still to come. ``parent_required``: its parent may not."""
         if job_id is not None:
             holder = self._live(job_id)
             if holder is not None:
@@ -153,7 +156,7 @@ class FlowEngine(Engine):
         for other in deps:
             if other == job_id:
                 raise FlowError(f"Job cannot depend on itself: {job_id}")
-            if other not in self.jobs and not self.is_done(other):
+            if not lenient and other not in self.jobs and not self.is_done(other):
                 raise FlowError(f"Dependency job not found: {other}")
         if parent is not None and parent == job_id:
             raise FlowError("A flow job cannot be its own parent")
@@ -162,6 +165,8 @@ class FlowEngine(Engine):
         me = job_id if job_id is not None else options["new_id"]
         if self._circle(me, {me: deps, **({parent: [me]} if parent is not None else {})}):
             raise FlowError("flow contains a dependency cycle")
+        if parent_required and parent is not None and parent not in self.jobs:
+            raise NotFoundError(f"Parent job not found: {parent}")
         self._new_ties = Ties(depends_on=deps, parent=parent, policy=policy)
         try:
             return super().push(queue, data, now_ms, job_id=job_id, **options)

@@ -151,6 +151,8 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
         depends_on=tuple(options.get("dependsOn", ())),
         parent=options.get("parentId"),
         parent_token=options.get("parentToken"),
+        lenient=options.get("allowUnknownDependencies", False),
+        parent_required=options.get("parentRequired", False),
         policy=next((POLICIES[name] for name in POLICIES if options.get(name)), None),
     )
     model.tags[tag] = job_id
@@ -310,6 +312,9 @@ def _ackb(model: Model, key: Key, request: Request) -> Reply:
     ids = request["ids"]
     tokens = request.get("tokens") or [None] * len(ids)
     results = request.get("results")
+    if request.get("atomic"):
+        for job_id, token in zip(ids, tokens, strict=True):
+            model.plain._judge(job_id, token)  # all or none
     ignored, refused, seen = [], [], set()
     first: QError | None = None
     accepted = 0
@@ -713,6 +718,22 @@ def _child_failures(model: Model, key: Key, request: Request) -> Reply:
     return {"values": Values(model.plain.child_failures(request["id"], policy))}
 
 
+def _dependencies(model: Model, key: Key, request: Request) -> Reply:
+    plain = model.plain
+    found = plain.dependencies(request["id"])
+    if found is None:
+        raise Refused("Job not found")
+    limit = request.get("limit")
+    data: Reply = {kind: [Id(one) for one in ids[:limit]] for kind, ids in found.items()}
+    results = Values()
+    for one in found["processed"][:limit]:
+        job = plain.jobs.get(one) or plain.held.get(one)
+        results[one] = None if job is None or job.result is None else unpacked(job.result)
+    data["processed"] = results
+    data["counts"] = {kind: len(ids) for kind, ids in found.items()}
+    return {"data": data}
+
+
 # --- schedules -----------------------------------------------------------------------------
 
 
@@ -838,6 +859,7 @@ COMMANDS: Mapping[str, Callable[[Model, Key, Request], Reply | None]] = {
     "UpdateParent": _update_parent,
     "RemoveChildDependency": _remove_child_dependency,
     "RemoveUnprocessedChildren": _remove_unprocessed_children,
+    "GetDependencies": _dependencies,
     "GetFailedChildrenValues": _child_failures,
     "GetIgnoredChildrenFailures": _child_failures,
     "Cron": _cron,

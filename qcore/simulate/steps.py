@@ -28,6 +28,8 @@ MOST_JOBS = 60
 ADDS = ("PUSH", "PUSHB", "PUSHF")
 #: Fields that name other jobs.
 TIED = frozenset(["parentId", "dependsOn"])
+#: Ids that jobs may depend on before they are there.
+AWAITED = ("u0", "u1", "u2", "u3")
 POLICIES = (
     "failParentOnFailure",
     "continueParentOnFailure",
@@ -264,6 +266,9 @@ class Generator:
             return request
         if self._chance(0.3):
             request["jobId"] = self._rng.choice(self._customs)
+        elif self._chance(0.06):
+            request.pop("durable", None)
+            request["jobId"] = self._rng.choice(AWAITED)
         if self._chance(0.2):
             self._keyed(request)
         elif self._chance(0.1):
@@ -320,14 +325,24 @@ class Generator:
         if kind in ("child", "dependent"):
             request = {"cmd": "PUSH", "queue": self._queue(), **self._options()}
             request.pop("durable", None)
-            if self._chance(0.2):
+            if kind == "child" and self._chance(0.1):
+                request["jobId"] = rng.choice(AWAITED)
+            elif self._chance(0.2):
                 request["jobId"] = f"d{rng.randrange(6)}"  # never tied to itself: that is refused unseen
             if kind == "dependent":
                 request["dependsOn"] = [self._relative() for _ in range(rng.choice((1, 1, 2, 3)))]
+                if self._chance(0.3):
+                    # Jobs that are there, have been, or come later.
+                    request["dependsOn"].append(rng.choice(AWAITED))
+                    request["allowUnknownDependencies"] = self._chance(0.9)
                 return request
             request["parentId"] = self._relative("ready", "delayed", "active", "parked")
             if self._chance(0.8):
                 request[rng.choice(POLICIES)] = True
+            if self._chance(0.3):
+                request["parentRequired"] = True
+                if self._chance(0.3):
+                    request["parentId"] = rng.choice((*AWAITED, "nobody"))
             if (token := self._holder(request["parentId"])) is not None:
                 request["parentToken"] = token
             return request
@@ -338,8 +353,11 @@ class Generator:
                 request["token"] = token
             return request
         if kind == "ask":
-            cmd = rng.choice(("GetFailedChildrenValues", "GetIgnoredChildrenFailures"))
-            return {"cmd": cmd, "id": self._relative()}
+            cmd = rng.choice(("GetDependencies", "GetFailedChildrenValues", "GetIgnoredChildrenFailures"))
+            request = {"cmd": cmd, "id": self._relative()}
+            if cmd == "GetDependencies" and self._chance(0.3):
+                request["limit"] = rng.choice((0, 1))
+            return request
         cmd = rng.choice(("UpdateParent", "RemoveChildDependency", "RemoveUnprocessedChildren"))
         if cmd != "UpdateParent":
             return {"cmd": cmd, "id": self._relative("ready", "delayed", "active", "parked")}
@@ -473,6 +491,8 @@ class Generator:
             request["tokens"] = [self._holder(job) for job in ids]
         if self._chance(0.3):
             request["results"] = [self._u for _ in ids]
+        if self._chance(0.3):
+            request["atomic"] = True
         return request
 
     def _renew(self) -> Request:

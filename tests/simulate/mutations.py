@@ -198,4 +198,29 @@ MUTATIONS = (
         "            if due <= now_ns:\n                silent",
         "            if due < 0:\n                silent",
     ),
+    Mutation(
+        "the index of a forgotten queue is given again",
+        ENGINE + "table.pyx",
+        "        q.gone = True\n        self.c_mark_queue(q)\n",
+        "        q.gone = True\n        self.c_mark_queue(q)\n"
+        "        if q.index == self.last_queue:\n            self.last_queue -= 1\n",
+    ),
+    Mutation(
+        "a queue is forgotten while it is used",
+        ENGINE + "idle.pyx",
+        "elif q.used or q.idle_ns < 0:",
+        "elif q.idle_ns < 0:",
+    ),
+    Mutation(
+        "a batch that is all or nothing takes what it can",
+        BROKER + "handlers/delivery.py",
+        'if fields.get("atomic"):',
+        'if fields.get("atomic") and False:',
+    ),
+    Mutation(
+        "a job is added although its parent is not there",
+        BROKER + "handlers/adding.py",
+        'if parent_id is None or not jobs[index].get("parentRequired"):',
+        "if True:",
+    ),
 )
