@@ -99,6 +99,7 @@ cdef class Broker:
     cdef dict flight_staged
     cdef object flight_cut
     cdef object unwritten               # cut that failed, to be written with the next
+    cdef list taken                     # cuts after it that could not be joined to it yet
     cdef int64_t retry_at_ns, retry_wait_ns
     cdef readonly object degraded       # None, or (error text, kind, since ms)
     # events

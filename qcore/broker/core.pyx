@@ -143,6 +143,7 @@ cdef class Broker:
         self.retry_first_ns = <int64_t>retry_ms * 1000000
         self.unflushed_limit = unflushed_limit
         self.holding = []
+        self.taken = []
         self.staged = {}
         self.ends = DelayHeap()
         self.waits = {}
@@ -859,8 +860,13 @@ cdef class Broker:
         else:
             cut = c_take_rows(self.engine, self.now_ms, self.now_ns)
         if self.unwritten is not None:
-            cut = self.unwritten.merge_under(cut)
+            # It is out of the engine: where there is no memory to join it to the other it waits here.
+            self.taken.append(cut)
+            cut = self.unwritten
+            for newer in self.taken:
+                cut = cut.merge_under(newer)
             self.unwritten = None
+            self.taken = []
         for outlet in self.holding:
             outlet.holding = False
             outlet.adds_away = outlet.held_adds.n > 0
@@ -1100,7 +1106,8 @@ cdef class Broker:
     @property
     def unflushed(self):
         """Changed jobs that are not on disk yet."""
-        return self.engine.n_changes + (0 if self.unwritten is None else self.unwritten.n_jobs)
+        return (self.engine.n_changes + (0 if self.unwritten is None else self.unwritten.n_jobs)
+                + sum([cut.n_jobs for cut in self.taken]))
 
     # --- reads for generic handlers ----------------------------------------------------------------------
 

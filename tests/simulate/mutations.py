@@ -111,8 +111,8 @@ MUTATIONS = (
     Mutation(
         "the older of two cuts wins",
         BROKER + "core.pyx",
-        "cut = self.unwritten.merge_under(cut)",
-        "cut = cut.merge_under(self.unwritten)",
+        "cut = cut.merge_under(newer)",
+        "cut = newer.merge_under(cut)",
     ),
     Mutation(
         "a cut that failed is forgotten",
