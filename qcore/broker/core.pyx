@@ -800,16 +800,22 @@ cdef class Broker:
             left = due * 1000000
         return 0 if more else left
 
-    def pump(self):
+    def pump(self, int64_t patience_ns=-1):
         """One turn: do what is due. Returns (seconds until the next turn or None, cut to commit or None).
 
-        A returned cut must be committed and reported to :meth:`end_commit`.
+        A returned cut must be committed and reported to :meth:`end_commit`. With ``patience_ns``, nothing is
+        done when a lease was over for longer than that before anybody looked, and the seconds are how long,
+        below zero: the program stood still, and who holds leases in it could not renew them.
         """
         cdef int more
         cdef int64_t left
         cdef object cut = None
         self.c_enter()
         try:
+            if patience_ns >= 0:
+                left = self.engine.c_leases_over(self.now_ns)
+                if left > patience_ns:
+                    return (-left * 1e-9, None)
             more = self.c_due()
             if self.c_commit_wanted():
                 cut = self.c_begin_commit()

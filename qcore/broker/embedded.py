@@ -25,7 +25,7 @@ _LONGEST_SLEEP_S = 60.0
 #: After an unexpected fault it tries again after this long.
 _AGAIN_S = 1.0
 
-#: Later than this, the thread did not only wait for its turn: the whole program stood still.
+#: A lease that ended longer ago than this did not only wait for the thread: the whole program stood still.
 _LATE_NS = 50_000_000
 #: After that, who holds a lease in this program is given so long to renew it before leases are judged.
 _SHORTEST_GRACE_S, _LONGEST_GRACE_S = 0.05, 1.0
@@ -161,35 +161,42 @@ class EmbeddedEngine:
                     thread.start()
                     self._thread = thread  # only one that has started can be joined
 
-    def _let_renew(self, planned_ns: int) -> None:
+    def _let_renew(self, late_s: float) -> None:
         """After a standstill, let the threads that renew leases go first.
 
         A processor that held the interpreter's lock kept them from it, and no other
         process could have noticed.
         """
         for _ in range(3):  # the next processor may do the same
-            late_ns = time.monotonic_ns() - planned_ns
-            if late_ns < _LATE_NS or self.closed:
+            grace_s = min(max(late_s / 2, _SHORTEST_GRACE_S), _LONGEST_GRACE_S)
+            end = time.monotonic() + grace_s
+            while (left_s := end - time.monotonic()) > 0 and not self.closed:
+                time.sleep(min(left_s, _SHORTEST_GRACE_S))
+            late_s = -left_s
+            if late_s * 1e9 < _LATE_NS or self.closed:
                 return
-            grace_s = min(max(late_ns / 2e9, _SHORTEST_GRACE_S), _LONGEST_GRACE_S)
-            planned_ns = time.monotonic_ns() + int(grace_s * 1e9)
-            while (left_ns := planned_ns - time.monotonic_ns()) > 0 and not self.closed:
-                time.sleep(min(left_ns / 1e9, _SHORTEST_GRACE_S))
 
     def _turn(self) -> float | None:
         """Do what is due; how long until something is, 0 if there is more at once."""
+        seconds = self._pump(_LATE_NS)
+        if seconds is not None and seconds < 0:
+            self._let_renew(-seconds)
+            seconds = self._pump(-1)
         broker = self.broker
-        with self._commits:
-            if self.closed:
-                return 0
-            seconds, cut = broker.pump()
-            if cut is not None:
-                commit(broker, cut)
-                return 0
-        if broker.durable and broker.store.wants_maintenance:
+        if seconds != 0 and broker.durable and broker.store.wants_maintenance:
             broker.store.maintain()
             if broker.store.wants_maintenance:
                 return 0  # a further slice, behind what has come meanwhile
+        return seconds
+
+    def _pump(self, patience_ns: int) -> float | None:
+        with self._commits:
+            if self.closed:
+                return 0
+            seconds, cut = self.broker.pump(patience_ns)
+            if cut is not None:
+                commit(self.broker, cut)
+                return 0
         return seconds
 
     def _run(self) -> None:
@@ -214,7 +221,6 @@ class EmbeddedEngine:
             if not broker.due_before(self._wakes_at_ns - 1_000_000):
                 with contextlib.suppress(queue.Empty):
                     self._wakes.get(timeout=seconds)
-                self._let_renew(self._wakes_at_ns)
             self._wakes_at_ns = 0
 
 

@@ -114,6 +114,7 @@ cdef class Transitions(Capacity):
     cdef int c_record(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms) except -1
     cdef c_history(self, Job *job, Run *run, dict extra, str reason, str error, int64_t now_ms)
     cdef c_finalise(self, uint64_t hi, uint64_t lo, str outcome)
+    cdef int64_t c_leases_over(self, int64_t now_ns) noexcept
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1
     cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1

@@ -1502,6 +1502,16 @@ cdef class Transitions(Capacity):
         self.c_mark_queue(q)
         return 0
 
+    cdef int64_t c_leases_over(self, int64_t now_ns) noexcept:
+        """For how many nanoseconds a lease, a timeout or a sign of life has been waiting to be judged. O(1)."""
+        cdef int64_t due, over = 0
+        cdef uint32_t item
+        if self.deadlines.c_first(&due, &item):
+            over = max(over, now_ns - due)
+        if self.checks.c_first(&due, &item):
+            over = max(over, now_ns - due)
+        return over
+
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2:
         """Nanoseconds until something is due; -1 when nothing ever is. O(1).
 

@@ -407,3 +407,21 @@ def test_intervals_of_queues_are_kept_as_they_are(talk: Talk) -> None:
     assert {dead["autoRetryInterval"], dead["maxAge"], stalls["stallInterval"], stalls["gracePeriod"]} == {
         ninety_days
     }
+
+
+def test_leases_are_judged_late_only_after_their_holders_had_a_moment(
+    broker: Broker, talk: Talk, clock: ManualClock
+) -> None:
+    """After a standstill of the program the host is told so first, whatever woke it: nothing is done yet."""
+    patience_ns = 50_000_000
+    for _ in range(2):
+        talk.good("PUSH", queue="q", name="n")
+    renewed, left = (talk.good("PULL", queue="q", owner="w", lockTtl=300) for _ in range(2))
+    clock.advance(900)
+    talk.good("PUSH", queue="q", name="later", delay=1)
+    seconds, cut = broker.pump(patience_ns)
+    assert (seconds, cut) == (pytest.approx(-0.6), None)
+    talk.good("JobHeartbeat", id=renewed["job"]["id"], token=renewed["token"])
+    broker.pump()
+    assert talk.good("GetState", id=renewed["job"]["id"])["state"] == "active"
+    assert talk.good("GetState", id=left["job"]["id"])["state"] != "active"
