@@ -58,8 +58,8 @@ def refused_address(target: Target, exc: OSError) -> TransportError:
         return ConnectionLost(f"no safe connection to {target}: {refused_handshake(exc)}")
     reason = exc.strerror or str(exc) or type(exc).__name__
     text = f"no engine answers at {target}: {reason}"
-    if target.is_default:
-        text += "; start one with `qcore start`, or pass url='sqlite:///jobs.db'"
+    if target.hint:
+        text += f"; {target.hint}"
     return ConnectionLost(text)
 
 

@@ -25,11 +25,10 @@ from qclient.values import Counts, JobState, job_state
 from qclient.webhooks import Webhooks
 from qcore.errors import ConfigError, LimitError, NotFoundError, SerializationError, StateError
 from qcore.limits import MAX_NAME_CHARS
+from qcore.wire.fields import CLEANED_STATES, LISTED_STATES
 
 _BULK_JOBS = 1000
 _BULK_BYTES = 16 * 1024 * 1024
-_STATES = ("waiting", "prioritized", "delayed", "active", "completed", "failed", "waiting-children", "paused")
-_CLEANED = ("completed", "failed", "waiting", "delayed", "prioritized", "paused")
 _NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
 
 
@@ -241,8 +240,8 @@ class Queue(Closing):
             "asc": flag(asc, "asc"),
         }
         for state in states:
-            if text(state, "state") not in _STATES:
-                raise ConfigError(f"unknown state {str(state)!r}{suggestion(state, _STATES)}")
+            if text(state, "state") not in LISTED_STATES:
+                raise ConfigError(f"unknown state {str(state)!r}{suggestion(state, LISTED_STATES)}")
         if states:
             fields["state"] = [str(state) for state in states]
         listed = self.client.call("GetJobs", fields)["jobs"]
@@ -347,8 +346,8 @@ class Queue(Closing):
 
         Completed and failed jobs count from their end, others from when they were added.
         """
-        if text(state, "state") not in _CLEANED:
-            raise ConfigError(f"state must be one of {', '.join(_CLEANED)}, not {state!r}")
+        if text(state, "state") not in CLEANED_STATES:
+            raise ConfigError(f"state must be one of {', '.join(CLEANED_STATES)}, not {state!r}")
         grace = wire_number(to_ms(older_than, "older_than"))
         reply = self._change("Clean", grace=grace, state=str(state), limit=whole(limit, "limit", 1))
         return list(reply["ids"])

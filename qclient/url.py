@@ -18,6 +18,9 @@ Level = Literal["buffered", "committed", "synced"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
+#: For who named no engine, and so meant that of the default port.
+START_ONE = "start one with `qcore start`, or pass url='sqlite:///jobs.db'"
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -25,7 +28,7 @@ class Target:
 
     ``adds`` and ``changes`` are levels of durability of a file, ``keep_completed_ms`` the time for
     which it keeps completed jobs, 0 for ever, ``journal`` whether it keeps events; None = whatever
-    it is opened with.
+    it is opened with. ``hint`` is what to do if nobody answers.
     """
 
     kind: str
@@ -37,7 +40,7 @@ class Target:
     changes: Level | None = None
     keep_completed_ms: int | None = None
     journal: bool | None = None
-    is_default: bool = False
+    hint: str = ""
     tls: TLS | None = None
 
     @property
@@ -188,4 +191,4 @@ def resolve(url: str | None, environ: Mapping[str, str] | None = None) -> Target
             if path
             else Target("memory")
         )
-    return Target("tcp", token=_token(env), is_default=True)
+    return Target("tcp", token=_token(env), hint=START_ONE)

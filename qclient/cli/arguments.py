@@ -114,6 +114,8 @@ def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
             help_ = help_.removeprefix("ms ")
         if field.name in verb.fixed:
             continue
+        if field.meant is not None and isinstance(field.meant[0], str) and field.meant[0] not in help_:
+            help_ += f" ({', '.join(map(str, field.meant))})"
         if field.required or field.name in verb.places:
             parser.add_argument(
                 dest,

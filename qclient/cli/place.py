@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from qclient.tls import TLS
-from qclient.url import DEFAULT_PORT, Target, parse_url, resolve
+from qclient.url import DEFAULT_PORT, Target, parse_url
 from qcore.errors import ConfigError
 from qcore.server.tokenfile import read_tokens
 
@@ -18,6 +18,10 @@ HOST_VARIABLES = ("HOST", "BUNQUEUE_HOST", "BQ_HOST")
 PORT_VARIABLES = ("TCP_PORT", "BUNQUEUE_TCP_PORT", "BQ_TCP_PORT")
 #: Addresses that a server listens on and nobody can be reached at.
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+#: For who named no server, and so meant that of the default port.
+START_ONE = "start one with `qcore start`, or name another with --url tcp://HOST:PORT or QCORE_URL"
+#: Of the URLs, those that lead to a server.
+SCHEMES = "tcp://host:port, tcps://host:port or unix:///path"
 
 
 def add_place_options(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +56,9 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(ways)} name two servers, expected one")
     if url is not None or (not ways and env.get("QCORE_URL")):
-        target = resolve(url, env)
-        if target.embedded:
-            raise ConfigError(
-                f"{target} is no server; expected tcp://host:port, tcps://host:port or unix:///path"
-            )
+        url = env["QCORE_URL"] if url is None else url
+        _check_scheme(url)
+        target = parse_url(url, env)
     elif path is not None:
         if not path:
             raise ConfigError("--socket: expected a path, got an empty text")
@@ -64,6 +66,17 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
     else:
         target = _host_and_port(host, port, env, warn=not getattr(options, "json", False))
     return _with_token(_with_tls(target, options), options)
+
+
+def _check_scheme(url: str) -> None:
+    """Refuse in words of the command line what leads to no server; the rest is for the parser of URLs."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ConfigError(f"url {url.partition('?')[0]!r} has no scheme: expected {SCHEMES}")
+    if scheme.lower() in ("memory", "sqlite"):
+        raise ConfigError(f"{scheme.lower()}:// is no server: expected {SCHEMES}")
+    if scheme.lower() not in ("tcp", "tcps", "unix"):
+        raise ConfigError(f"unknown url scheme {scheme!r}: expected {SCHEMES}")
 
 
 def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str], *, warn: bool) -> Target:
@@ -80,14 +93,14 @@ def _host_and_port(host: str | None, port: str | None, env: Mapping[str, str], *
             if warn:
                 print(f"qcore: {name} is no port, {DEFAULT_PORT} is used", file=sys.stderr)
             number = DEFAULT_PORT
-    is_default = found is None and number == DEFAULT_PORT
+    unnamed = found is None and number == DEFAULT_PORT
     found = found or "127.0.0.1"
     return Target(
         "tcp",
         host=_EVERY_ADDRESS.get(found, found),
         port=number,
         token=_token_of(env),
-        is_default=is_default,
+        hint=START_ONE if unnamed else "",
     )
 
 

@@ -17,6 +17,7 @@ from qclient.codec import pack_payload
 from qclient.url import Target
 from qcore.errors import CommandError, ConfigError, QError, SerializationError
 from qcore.wire.commands import COMMANDS, check
+from qcore.wire.fields import Field, Refused, refuse_unmeant
 from qcore.wire.writer import Packed
 
 #: Fields of a job that are payload.
@@ -77,13 +78,24 @@ def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
 
 
 def _check(verb: Verb, fields: Fields) -> None:
-    """Refuse what a server would refuse whatever it holds."""
+    """Refuse what a server would refuse whatever it holds, and what means nothing to it."""
     try:
         packed = {key: Packed(pack_payload(fields[key])) for key in ("data", "result") if key in fields}
         checked = check(COMMANDS[verb.command], {**fields, **packed})
         verb.checks(checked)
+        for field in COMMANDS[verb.command].fields:
+            if field.name in fields:
+                _refuse_unmeant(field, fields[field.name])
     except (CommandError, SerializationError) as error:
         raise ConfigError(str(error)) from None
+
+
+def _refuse_unmeant(field: Field, value: object) -> None:
+    try:
+        refuse_unmeant(field, value)
+    except Refused as refused:
+        came = "" if refused.came is None else f", not {refused.came}"
+        raise ConfigError(f"{refused}{came}") from None
 
 
 def _agreed(verb: Verb, fields: Fields, target: Target) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from qcore.backup.settings import BackupSettings
-from qcore.errors import BackupError
+from qcore.errors import BackupError, ConfigError
 
 META_SUFFIX = ".json"
 META_VERSION = 1
@@ -290,6 +290,24 @@ class Directory:
             yield
         except OSError as error:
             raise BackupError(f"{error.filename or self._path}: {error.strerror or error}") from None
+
+
+def try_out(directory: str) -> None:
+    """Find out whether backups can be made in a directory, by a file in it; nothing stays of that.
+
+    :raises ConfigError: they cannot
+    """
+    path = Path(directory)
+    is_new = not path.exists()
+    try:
+        draft = Directory(path).work_directory / f"{WORK_PREFIX}{os.urandom(8).hex()}"
+        open_private(draft).close()
+        draft.unlink()
+        if is_new:
+            path.rmdir()
+    except (BackupError, OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).removeprefix(f"{path}: ")
+        raise ConfigError(f"backups cannot be made in {path}: {why}") from None
 
 
 def remove_stale(directory: Path, names: Sequence[str] = (WORK_PREFIX,)) -> None:

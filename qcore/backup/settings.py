@@ -20,6 +20,9 @@ DEFAULT_REGION = "us-east-1"
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: What boto3 takes as the name of a bucket, and as a region.
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}|arn:[A-Za-z0-9:/._-]+", re.ASCII)
+_REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _DURATION = re.compile(r"(\d{1,15})(ms|s|m|h|d)", re.ASCII)
 
 
@@ -77,6 +80,8 @@ def read_settings(
         found = _place(name, place or "", problems)
         scheduled = True
     elif bucket := _first(env, "S3_BUCKET", "AWS_BUCKET"):
+        if not _BUCKET.fullmatch(bucket):
+            problems.append("S3_BUCKET: expected the name of a bucket, of A-Z a-z 0-9 . _ -")
         found = {"bucket": bucket}
     elif scheduled:
         problems.append("S3_BACKUP_ENABLED is set and S3_BUCKET is not: expected the name of a bucket")
@@ -98,7 +103,7 @@ def read_settings(
         keep=_whole(keep_name, keep, DEFAULT_KEEP, 1, 100_000, problems),
         interval_ms=_interval(interval_name, interval, problems),
         scheduled=scheduled,
-        region=_first(env, "S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION") or DEFAULT_REGION,
+        region=_region(env, problems),
         endpoint=_endpoint(env, problems),
         virtual_hosted=_flag(env, "S3_VIRTUAL_HOSTED_STYLE", problems),
         access_key=access,
@@ -126,7 +131,7 @@ def _place(name: str, text: str, problems: list[str]) -> dict[str, object]:
     expected = "expected a directory, file:///directory or s3://bucket/prefix"
     parts = urlsplit(text)
     if parts.scheme == "s3":
-        if parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
+        if _BUCKET.fullmatch(parts.netloc) and not parts.query and not parts.fragment:
             prefix = parts.path.lstrip("/")
             found: dict[str, object] = {"bucket": parts.netloc}
             if prefix:
@@ -146,6 +151,13 @@ def _place(name: str, text: str, problems: list[str]) -> dict[str, object]:
 def _prefix(text: str) -> str:
     text = text.lstrip("/")
     return text if not text or text.endswith("/") else text + "/"
+
+
+def _region(env: Mapping[str, str], problems: list[str]) -> str:
+    text = _first(env, "S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION") or DEFAULT_REGION
+    if not _REGION.fullmatch(text):
+        problems.append(f"S3_REGION: expected a name like {DEFAULT_REGION}, got {text!r}")
+    return text
 
 
 def _endpoint(env: Mapping[str, str], problems: list[str]) -> str | None:

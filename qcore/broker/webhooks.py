@@ -14,6 +14,7 @@ import msgpack
 
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import CommandError
+from qcore.wire.fields import shape
 
 if TYPE_CHECKING:
     from qcore.broker.core import Broker
@@ -30,6 +31,7 @@ HOOK_EVENTS: Final = {
 _BITS: Final = tuple(EVENT_BITS[event] for event in HOOK_EVENTS.values())
 MAX_URL_CHARS: Final = 2048
 MAX_NAMED: Final = 32  # of the names that a refusal repeats
+MAX_NAMED_CHARS: Final = 100  # of each
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -297,13 +299,21 @@ def check_events(events: list[object]) -> tuple[str, ...]:
 
     :raises CommandError: some are none
     """
-    bad = [str(name)[:100] for name in events if not isinstance(name, str) or name not in HOOK_EVENTS]
+    bad = [
+        _cut(name) if isinstance(name, str) else shape(name)
+        for name in events
+        if not isinstance(name, str) or name not in HOOK_EVENTS
+    ]
     if bad:
         del bad[MAX_NAMED:]
         raise CommandError(
             f"Invalid webhook event(s): {', '.join(bad)}. Valid: {', '.join(HOOK_EVENTS)}", "AddWebhook"
         )
     return tuple(str(name) for name in events)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAMED_CHARS else name[:MAX_NAMED_CHARS] + "..."
 
 
 class LazyPoster:

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from qcore import __version__
+from qcore.backup.places import try_out
 from qcore.broker.access import SessionSettings, Tokens
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
@@ -61,6 +62,8 @@ class Server:
         # Before anything is opened: a bad file stops the start, and nothing else has begun.
         self._tls: ssl.SSLContext | None = None
         self._load_tls()
+        if options.backups is not None and options.backups.directory is not None:
+            try_out(options.backups.directory)
         self.broker = open_broker(
             options.data,
             mode="server",

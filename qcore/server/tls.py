@@ -39,8 +39,8 @@ def load(files: TlsFiles) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_TICKET
     # Sessions are not resumed: connections live long, and nothing is kept of those that ended.
     context.num_tickets = 0
-    cert = _read(files.cert, files.cert_option)
-    key = _read(files.key, files.key_option, secret=True)
+    cert, _ = _read(files.cert, files.cert_option)
+    key, key_is_open = _read(files.key, files.key_option)
     for path, option, content, mark, what in (
         (files.cert, files.cert_option, cert, b"-----BEGIN CERTIFICATE-----", "certificate"),
         (files.key, files.key_option, key, b"PRIVATE KEY-----", "private key"),
@@ -71,6 +71,10 @@ def load(files: TlsFiles) -> ssl.SSLContext:
                 f"{files.client_ca_option}: {files.client_ca} holds no certificates in PEM form"
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
+    if key_is_open:  # not said of what is refused: that is one line
+        logger.warning(
+            "%s: every user of this machine has access to %s; chmod 600 it", files.key_option, files.key
+        )
     return context
 
 
@@ -83,7 +87,8 @@ def _refuse_password() -> NoReturn:
     raise _EncryptedError
 
 
-def _read(path: str, option: str, *, secret: bool = False) -> bytes:
+def _read(path: str, option: str) -> tuple[bytes, bool]:
+    """What is in a file, and whether every user has access to it."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -91,9 +96,8 @@ def _read(path: str, option: str, *, secret: bool = False) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "not a usable path"
         raise ConfigError(f"{option}: cannot read {path}: {why}") from None
-    if secret and os.name == "posix" and stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
-        logger.warning("%s: every user of this machine has access to %s; chmod 600 it", option, path)
-    return content
+    is_open = os.name == "posix" and stat.S_ISREG(mode) and bool(mode & (stat.S_IROTH | stat.S_IWOTH))
+    return content, is_open
 
 
 class Records:

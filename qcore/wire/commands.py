@@ -12,7 +12,7 @@ from typing import Final
 
 from qcore.errors import CommandError
 from qcore.wire import fields as _fields
-from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given, seen
+from qcore.wire.fields import ABSENT, Check, Field, Refused, checker, given, seen, shape
 from qcore.wire.tables import (
     adding,
     capacity,
@@ -288,7 +288,7 @@ def find(cmd: object) -> Command:
         return command
     if not given(cmd) or cmd in (False, 0, "", b""):
         raise CommandError("Invalid command")
-    shown = cmd if isinstance(cmd, str) else repr(cmd) if isinstance(cmd, int | float) else type(cmd).__name__
+    shown = cmd if isinstance(cmd, str) else shape(cmd)
     if len(shown) > _ECHO_CHARS:
         shown = shown[:_ECHO_CHARS] + "..."
     raise UnknownCommand(f"Unknown command: {shown}")

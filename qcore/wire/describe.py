@@ -89,6 +89,8 @@ def describe_field(field: Field) -> dict[str, object]:
         out["minimum"] = field.minimum
     if field.maximum is not None:
         out["maximum"] = field.maximum
+    if field.meant is not None and isinstance(field.meant[0], str):
+        out["names"] = list(field.meant)
     return out
 
 
@@ -149,6 +151,8 @@ def _fields(fields: list[Field] | tuple[Field, ...]) -> str:
 def _bounds(field: Field) -> str:
     unit = " characters" if field.kind == "string" else ""
     low, high = field.minimum, field.maximum
+    if field.meant is not None and isinstance(field.meant[0], str):
+        return f"one of {', '.join(f'`{name}`' for name in field.meant)}"
     if low is None and high is None:
         return ""
     if low is None:

@@ -42,7 +42,9 @@ __all__ = [
     "given",
     "job_name",
     "queue_name",
+    "refuse_unmeant",
     "seen",
+    "shape",
 ]
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
@@ -69,6 +71,30 @@ EVENT_TYPES: Final = (
     "resumed",
 )
 MAX_EVENT_TYPES: Final = 32
+#: What a job can be listed as, and what of it can be cleaned away.
+LISTED_STATES: Final = (
+    "waiting",
+    "prioritized",
+    "delayed",
+    "active",
+    "completed",
+    "failed",
+    "waiting-children",
+    "paused",
+)
+CLEANED_STATES: Final = ("completed", "failed", "waiting", "delayed", "prioritized", "paused")
+#: Why a job became a dead letter.
+DEAD_REASONS: Final = (
+    "explicit_fail",
+    "max_attempts_exceeded",
+    "timeout",
+    "stalled",
+    "ttl_expired",
+    "worker_lost",
+    "unknown",
+)
+#: Outcomes that are counted by minute.
+OUTCOMES: Final = ("completed", "failed")
 _INT64_END: Final = 2.0**63
 _SHOWN_DIGITS: Final = 30
 
@@ -144,6 +170,10 @@ class Field:
     knows this default, and a checked request leaves the field out; other
     defaults are filled in. ``absent`` is the protocol's text for a required field that
     is not there, if it has one of its own. Bounds are inclusive.
+
+    ``meant`` is what a value can mean: some names, or a least and a largest number. A server
+    takes others too, for old clients, where they select nothing or are clamped; whoever checks
+    what a person wrote refuses them with :func:`refuse_unmeant`.
     """
 
     name: str
@@ -155,6 +185,7 @@ class Field:
     help: str = ""
     implied: bool = False
     absent: str = ""
+    meant: tuple[str, ...] | tuple[int, int] | None = None
 
 
 class Refused(Exception):
@@ -847,6 +878,66 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "url": _any,
     "words": _words,
 }
+
+
+#: The keys of a map by the kind of the field, and where there are names for it, what each can mean.
+MAP_KEYS: Final[Mapping[Kind, Mapping[str, tuple[str, ...] | None]]] = {
+    "backoff": {"type": ("fixed", "exponential")} | dict.fromkeys(("delay", "maxDelay", "jitter")),
+    "dedup": dict.fromkeys(("ttl", "extend", "replace", "keepUntilExpiry")),
+    "filter": {"reason": DEAD_REASONS}
+    | dict.fromkeys(("retriable", "expired", "olderThan", "newerThan", "limit", "offset")),
+    "occurrence": dict.fromkeys(
+        ("maxAttempts", "backoff", "timeout", "delay", "stallTimeout", "removeOnComplete", "removeOnFail")
+    ),
+    "removal": dict.fromkeys(("age", "count")),
+    "repeat": dict.fromkeys(
+        (
+            "every",
+            "pattern",
+            "limit",
+            "count",
+            "startDate",
+            "endDate",
+            "tz",
+            "immediately",
+            "offset",
+            "jobId",
+            "prevMillis",
+            "continueOnFailure",
+        )
+    ),
+}
+_WHOLE: Final[frozenset[Kind]] = frozenset({"finite", "runs"})
+
+
+def refuse_unmeant(field: Field, value: object) -> None:
+    """Refuse what the protocol takes and nobody can mean: a name that is none, a limit of -1.
+
+    ``value`` is one that the check of the field takes, as it was given.
+    """
+    if isinstance(value, Mapping) and (keys := MAP_KEYS.get(field.kind)) is not None:
+        for key, item in value.items():
+            _one_of(f"a key of {field.name}", key, tuple(keys))
+            names = keys[key]
+            if names is not None and given(item):
+                _one_of(f"{field.name}.{key}", item, names)
+    if field.meant is None:
+        return
+    least, most = field.meant[0], field.meant[-1]
+    if isinstance(least, int) and isinstance(most, int):
+        number = _number(field.name, value, numeric_text=True)
+        if field.kind in _WHOLE and not isinstance(number, int):
+            raise Refused(f"{field.name} must be a whole number", number)
+        _bounded(field.name, number, least, most)
+        return
+    came = value if isinstance(value, list) else [value]
+    for name in came or [""]:
+        _one_of(field.name, name, field.meant)
+
+
+def _one_of(name: str, value: object, names: tuple[object, ...]) -> None:
+    if value not in names:
+        raise Refused(f"{name} must be one of {', '.join(map(str, names))}, not {str(value)[:40]!r}")
 
 
 def checker(field: Field) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from qcore.backup import Place, list_backups, make_backup
+from qcore.backup.places import try_out
 from qcore.errors import StoreError
 from qcore.server.backups import Flushes
+from qcore.store.sqlite import drop_lock, take_lock
 from tests.soak.line import Line, Server, clean_env
 
 
@@ -81,18 +84,23 @@ def test_one_is_made_when_none_is_younger_than_the_interval(
 
 
 def test_a_failure_is_one_line_in_the_log_and_the_server_goes_on(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     command = [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(data)]
-    command += ["--backup-to", str(tmp_path / "file" / "x")]
-    with subprocess.Popen(
-        command, env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
+    command += ["--backup-to", str(tmp_path / "place")]
+    name = f"{data}.backup"
+    held = take_lock(name)  # as by another backup
+    with (
+        contextlib.ExitStack() as stack,
+        subprocess.Popen(
+            command, env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as server,
+    ):
+        stack.callback(drop_lock, name, held)
         assert server.stdout is not None
         assert server.stderr is not None
         port = int(server.stdout.readline().rsplit(":", 1)[1])
         lines = iter(server.stderr.readline, "")
         told = next(line for line in lines if "backup failed" in line)
-        assert str(tmp_path / "file") in told
+        assert f"another backup of {data} runs" in told
         line = Line(port)
         assert line.call("PUSH", queue="q", name="n", data=1, durable=True)["ok"]
         until(lambda: figures(line)['{outcome="failure"}'] == 1)
@@ -164,3 +172,27 @@ def test_without_the_extra_s3_is_one_clear_error(where: str, tmp_path: Path) -> 
     assert done.stderr.count("\n") == 1
     assert 'pip install "qcore-engine[s3]"' in done.stderr
     assert not (tmp_path / "j.db").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "file/x", "nowhere/x", "/proc/x", "file:///proc/x"])
+def test_a_place_that_cannot_be_used_stops_the_start(data: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    place = where if ":" in where else str(tmp_path / where)
+    done = subprocess.run(
+        [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(data), "--backup-to", place],
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    path = place.removeprefix("file://")
+    assert done.stderr.startswith(f"qcore start: backups cannot be made in {path}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_look_at_a_place_leaves_nothing(tmp_path: Path) -> None:
+    try_out(str(tmp_path / "new"))
+    (tmp_path / "old").mkdir()
+    try_out(str(tmp_path / "old"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]

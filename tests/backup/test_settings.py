@@ -122,6 +122,9 @@ def test_the_command_line_is_stronger_and_durations_have_units() -> None:
         ({"S3_BACKUP_ENABLED": "1", "S3_BUCKET": "b", "S3_ACCESS_KEY_ID": "k"}, "S3_SECRET_ACCESS_KEY"),
         ({"S3_BACKUP_ENABLED": "1", "S3_BUCKET": "b", "S3_ENDPOINT": "ftp://x"}, "S3_ENDPOINT"),
         ({"QCORE_BACKUP_TO": "/a", "S3_VIRTUAL_HOSTED_STYLE": "2"}, "S3_VIRTUAL_HOSTED_STYLE"),
+        ({"QCORE_BACKUP_TO": "s3://a b/x"}, "QCORE_BACKUP_TO"),
+        ({"S3_BACKUP_ENABLED": "1", "S3_BUCKET": "a/b"}, "S3_BUCKET"),
+        ({"S3_BACKUP_ENABLED": "1", "S3_BUCKET": "b", "S3_REGION": "eu west"}, "S3_REGION"),
     ],
 )
 def test_what_cannot_be_stops_the_start_and_is_named(env: dict[str, str], named: str) -> None:

@@ -345,7 +345,10 @@ def test_other_things_that_are_refused(clock: ManualClock) -> None:
     assert talk.refused("AddWebhook", url=url) == "events is required"
     assert talk.refused("AddWebhook", url=url, events="job.failed") == "events must be an array"
     assert talk.refused("AddWebhook", url=url, events=[1, [2]]).startswith(
-        "Invalid webhook event(s): 1, [2]. "
+        "Invalid webhook event(s): 1, an array of 1. "
+    )
+    assert talk.refused("AddWebhook", url=url, events=[{"secret": "x" * 9}, b"x", "y" * 500]).startswith(
+        f"Invalid webhook event(s): an object of 1, binary data, {'y' * 100}.... "
     )
     assert (
         talk.refused("AddWebhook", url=url, events=[], queue="a b")

@@ -18,7 +18,7 @@ import pytest
 from qclient import cli
 from qclient.cli.verbs import VERBS, Verb
 from qcore.wire.commands import COMMANDS
-from qcore.wire.fields import Field
+from qcore.wire.fields import CLEANED_STATES, DEAD_REASONS, LISTED_STATES, Field
 
 #: Nobody listens there: whoever asks it ends with 1.
 NOBODY = "tcp://127.0.0.1:1"
@@ -185,6 +185,32 @@ def test_a_server_that_cannot_be_reached_is_1(qcore: Run, verb: Verb) -> None:
         "webhook add http:// job.failed",
         "webhook add http://example.com/ job.nonsense",
         "webhook add http://example.com/ job.failed --secret-file /nowhere",
+        "queue clean q --grace 1s --state xx --yes",
+        "queue clean q --state active --yes",
+        "queue clean q --state= --yes",
+        "queue jobs q --state bogus",
+        "queue jobs q --state waiting,bogus",
+        "queue jobs q --state=,",
+        """dlq list q --filter {"reason":"bogus"}""",
+        """dlq retry q --filter {"reason":"bogus"}""",
+        """dlq retry q --filter {"raeson":"timeout"}""",
+        """push q --backoff {"type":"bogus"}""",
+        """push q --backoff {"dealy":5}""",
+        """push q --dedup {"tll":5}""",
+        """push q --remove-on-complete {"age":5,"cuont":5}""",
+        """push q --repeat {"every":1000,"limti":5}""",
+        """cron add c q --every 1m --job-options {"attempts":5}""",
+        "push q --attempts -1",
+        "push q --attempts 1.5",
+        "rate-limit set q -1",
+        "rate-limit set q 1.5",
+        "rate-limit set q nan",
+        "rate-limit set q 5 --duration 0",
+        "rate-limit set q 5 --ttl 0",
+        "concurrency set q 1.5",
+        "concurrency set q -1",
+        "job progress j 101",
+        "job progress j -1",
         "stats --port 0",
         "stats --socket s --port 1",
         "stats --url sqlite:///x.db",
@@ -224,6 +250,49 @@ def test_a_server_says_the_same_of_what_it_is_not_asked(qcore: Run, server: str)
             client.call(command, fields)
         assert qcore(*line.split(), "--json").refusal == refused.value.message
     client.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"queue jobs q --state {state}" for state in LISTED_STATES),
+        "queue jobs q --state waiting,paused",
+        *(f"queue clean q --yes --state {state}" for state in (*CLEANED_STATES, "wait")),
+        *(f"""dlq list q --filter {{"reason":"{reason}"}}""" for reason in DEAD_REASONS),
+        "rate-limit set q 0 --duration 1ms --ttl 1ms",
+        "rate-limit set q 5.0",
+        "concurrency set q 0",
+    ],
+)
+def test_every_value_that_means_something_is_taken(qcore: Run, server: str, line: str) -> None:
+    done = qcore(*line.split(), "--url", server)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_the_states_are_those_that_the_engine_counts(qcore: Run, server: str) -> None:
+    counts = json.loads(qcore("queue", "counts", "q", "--json", "--url", server).out)["counts"]
+    assert set(LISTED_STATES) == set(counts)
+    reasons = json.loads(qcore("dlq", "stats", "q", "--json", "--url", server).out)["data"]["stats"]
+    assert set(DEAD_REASONS) == set(reasons["byReason"])
+
+
+@pytest.mark.parametrize("verb", ["ping", "stats"])
+def test_a_hint_is_one_for_the_command_line(qcore: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qclient.cli.place.DEFAULT_PORT", 1)
+    refused = qcore(verb, "--json").refusal
+    assert "`qcore start`" in refused
+    assert "--url tcp://" in refused
+    assert "sqlite" not in refused
+    assert "url=" not in refused
+
+
+@pytest.mark.parametrize(
+    "url", ["jobs.db", "file:///jobs.db", "sqlite:///jobs.db", "sqlite://", "memory://x"]
+)
+def test_a_url_that_leads_to_no_server_suggests_only_what_does(qcore: Run, url: str) -> None:
+    done = qcore("ping", "--json", "--url", url)
+    assert done.code == 2
+    assert done.refusal.endswith("expected tcp://host:port, tcps://host:port or unix:///path")
 
 
 def test_an_interruption_is_130() -> None:

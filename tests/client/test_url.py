@@ -80,7 +80,7 @@ def test_order_of_resolution() -> None:
     del env["BUNQUEUE_DATA_PATH"]
     assert resolve(None, env).kind == "memory"
     env["BUNQUEUE_EMBEDDED"] = "0"
-    assert resolve(None, env).is_default
+    assert resolve(None, env).hint
     assert resolve(None, {"BQ_TOKEN": "t"}).token == "t"
     assert resolve("tcp://h", {"QCORE_TOKEN": "t"}).token == "t"
 

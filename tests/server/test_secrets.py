@@ -19,6 +19,7 @@ from qcore.wire.packing import pack
 
 Start = Callable[..., Any]
 
+ECHO = "3CH0"  # what errors repeat
 TOKEN, WRONG, SECRET, MARK = "t0k3n-of-the-test", "wr0ng-t0k3n", "h00k-s3cret", "p4yl0ad-m4rk"
 
 
@@ -106,6 +107,18 @@ def test_logs_and_errors_of_a_busy_server(start: Start, authority: Any, tmp_path
     assert line.ask(cmd="Auth", token=TOKEN)["ok"]
     errors = [refused, *busy(line)]
     assert len(errors) > 30
+    url = "https://example.com/"
+    for fields in (
+        {"cmd": ECHO * 50},
+        {"cmd": "AddWebhook", "url": url, "events": [ECHO * 50]},
+        {"cmd": "Cron", "name": "c", "queue": "q", "schedule": f"{ECHO * 20} * * * *"},
+        {"cmd": "Cron", "name": "c", "queue": "q", "schedule": "* * * * *", "timezone": f"A/{ECHO * 40}"},
+    ):
+        error = line.ask(**fields)["error"]
+        assert ECHO in error
+        assert len(error) < 300
+    for fields in ({"cmd": {MARK: MARK}}, {"cmd": "AddWebhook", "url": url, "events": [{MARK: MARK}]}):
+        errors.append(line.ask(**fields)["error"])
     server.hang_up()
     said = server.log_until("tokens were read again")
     for peer in (line, stranger, plain):
@@ -116,6 +129,7 @@ def test_logs_and_errors_of_a_busy_server(start: Start, authority: Any, tmp_path
     assert "every user of this machine" in said
     assert "TLS handshake failed" in said
     private = Path(key).read_text().splitlines()[1]
+    assert ECHO not in said
     for secret in (TOKEN, WRONG, SECRET, MARK, private):
         assert secret not in said
         for error in errors:

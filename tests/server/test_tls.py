@@ -138,11 +138,16 @@ def test_files_that_cannot_be_used(authority: Any, tmp_path: Path) -> None:
     wrong("is encrypted, expected a key without a password", key=locked)
 
 
-@pytest.mark.parametrize("given", ["one", "unfit"])
+@pytest.mark.parametrize("given", ["one", "unfit", "open"])
 def test_a_start_that_cannot_be_is_one_line(authority: Any, tmp_path: Path, given: str) -> None:
     cert, _ = authority.issue("server")
     _, unfit = authority.issue("other")
     arguments = ["--tls-cert", cert] + (["--tls-key", unfit] if given == "unfit" else [])
+    if given == "open":  # which is warned of where it is used
+        no_pem = tmp_path / "no.pem"
+        no_pem.write_text("root:x:0:0\n")
+        no_pem.chmod(0o644)
+        arguments = ["--tls-cert", str(no_pem), "--tls-key", str(no_pem)]
     data = tmp_path / "jobs.db"
     done = subprocess.run(
         [sys.executable, "-m", "qcore.server", "--port", "0", "--data", str(data), *arguments],

@@ -513,7 +513,7 @@ def test_find() -> None:
         ("ping", "ping"),
         ("__class__", "__class__"),
         (7, "7"),
-        ([1], "list"),
+        ([1], "an array of 1"),
     ):
         with pytest.raises(CommandError) as caught:
             find(cmd)

@@ -12,16 +12,7 @@ from qcore.errors import LimitError
 from qcore.limits import (
     MAX_PULL_REPLY_BYTES,
 )
-
-DEAD_REASONS = (
-    "explicit_fail",
-    "max_attempts_exceeded",
-    "timeout",
-    "stalled",
-    "ttl_expired",
-    "worker_lost",
-    "unknown",
-)
+from qcore.wire.fields import DEAD_REASONS
 
 
 def _retry_dlq(answer: Answer, fields: Fields) -> Reply:

@@ -12,7 +12,7 @@ from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.errors import CommandError, DuplicateError, FlowError, NotFoundError
 from qcore.limits import MAX_FLOW_BYTES, MAX_FLOW_DEPTH, MAX_FLOW_ID_CHARS, MAX_FLOW_JOBS
 from qcore.wire import commands
-from qcore.wire.fields import given
+from qcore.wire.fields import given, shape
 from qcore.wire.jsontext import fits
 from qcore.wire.packing import unpack
 from qcore.wire.scan import skip
@@ -102,7 +102,7 @@ def _node(node_id: str, entry: Mapping[str, object]) -> _Node:
     try:
         name = commands.queue_name(queue)
     except CommandError:
-        shown = queue if isinstance(queue, str) else type(queue).__name__
+        shown = queue if isinstance(queue, str) else shape(queue)
         raise FlowError(f"invalid flow queue: {shown[:300]}") from None
     if not isinstance(given_input, dict):
         raise FlowError(f"flow job input is invalid: {node_id}")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.limits import DEFAULT_ATTEMPTS, DEFAULT_BACKOFF_MS, DEFAULT_STACK_LINES, MAX_TIME_MS
+from qcore.limits import (
+    DEFAULT_ATTEMPTS,
+    DEFAULT_BACKOFF_MS,
+    DEFAULT_STACK_LINES,
+    MAX_ATTEMPTS,
+    MAX_TIME_MS,
+)
 from qcore.wire.fields import Field
 from qcore.wire.tables.shape import QUEUE, Command, job_id_first
 
@@ -14,7 +20,14 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("customId", "text", help="id of the job; adding a live id again changes nothing"),
     Field("priority", "option", 0, help="higher runs first", implied=True),
     Field("delay", "duration", 0, help="ms before it may start; negative: ready at once", implied=True),
-    Field("maxAttempts", "runs", DEFAULT_ATTEMPTS, help="executions allowed, at least 1", implied=True),
+    Field(
+        "maxAttempts",
+        "runs",
+        DEFAULT_ATTEMPTS,
+        help="executions allowed, at least 1",
+        implied=True,
+        meant=(1, MAX_ATTEMPTS),
+    ),
     Field("backoff", "backoff", DEFAULT_BACKOFF_MS, help="ms before a retry, or how it grows", implied=True),
     Field("ttl", "duration", minimum=0, help="ms after which a job that never started is dropped"),
     Field("timeout", "duration", minimum=0, help="ms that one execution may take; 0: no bound"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.wire.fields import Field
+from qcore.limits import MAX_TIME_MS
+from qcore.wire.fields import MAX_SAFE_INTEGER, Field
 from qcore.wire.tables.shape import QUEUE, Command
 
 _GROUP: Final = Field("groupId", "group_id", required=True, help="1 to 256 characters")
@@ -14,9 +15,21 @@ COMMANDS: Final = (
         "RateLimit",
         (
             QUEUE,
-            Field("limit", "finite", required=True, help="starts in one duration; 0 starts none"),
-            Field("duration", "span", 1000, help="ms; also the time in which a burst is paid off"),
-            Field("ttl", "span", help="ms after which the limit is gone"),
+            Field(
+                "limit",
+                "finite",
+                required=True,
+                help="starts in one duration; 0 starts none",
+                meant=(0, MAX_SAFE_INTEGER),
+            ),
+            Field(
+                "duration",
+                "span",
+                1000,
+                help="ms; also the time in which a burst is paid off",
+                meant=(1, MAX_TIME_MS),
+            ),
+            Field("ttl", "span", help="ms after which the limit is gone", meant=(1, MAX_TIME_MS)),
         ),
         (),
         ("limit must be a finite number",),
@@ -26,7 +39,16 @@ COMMANDS: Final = (
     Command("RateLimitClear", (QUEUE,), (), (), "Take the rate limit away.", "committed"),
     Command(
         "SetConcurrency",
-        (QUEUE, Field("limit", "finite", required=True, help="active jobs; 0 starts none")),
+        (
+            QUEUE,
+            Field(
+                "limit",
+                "finite",
+                required=True,
+                help="active jobs; 0 starts none",
+                meant=(0, MAX_SAFE_INTEGER),
+            ),
+        ),
         (),
         ("limit must be a finite number",),
         "Limit how many jobs of a queue are active, those that are so already included.",

@@ -77,7 +77,13 @@ COMMANDS: Final = (
         (
             ID,
             TOKEN,
-            Field("progress", "number", required=True, help="0 to 100, what is outside is clamped"),
+            Field(
+                "progress",
+                "number",
+                required=True,
+                help="0 to 100, what is outside is clamped",
+                meant=(0, 100),
+            ),
             Field("message", "string", maximum=MAX_LINE_CHARS, help="what it is doing; absent: as before"),
         ),
         (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.wire.fields import Field
+from qcore.wire.fields import CLEANED_STATES, LISTED_STATES, Field
 from qcore.wire.tables.shape import QUEUE, Command
 
 COMMANDS: Final = (
@@ -29,7 +29,13 @@ COMMANDS: Final = (
         (
             QUEUE,
             Field("grace", "time", 0, minimum=0, help="ms that a job must be old"),
-            Field("state", "text", help="only this state; absent: every queued job"),
+            Field(
+                "state",
+                "text",
+                help="only this state; absent: every queued job",
+                # An old word of clients for what is queued.
+                meant=(*CLEANED_STATES, "wait"),
+            ),
             Field("limit", "int", 1000, minimum=0, help="most jobs to remove, oldest first"),
         ),
         ("count", "ids"),
@@ -89,7 +95,12 @@ COMMANDS: Final = (
         "GetJobs",
         (
             QUEUE,
-            Field("state", "states", help="one state or several; absent or none: all"),
+            Field(
+                "state",
+                "states",
+                help="one state or several; absent or none: all",
+                meant=LISTED_STATES,
+            ),
             Field("offset", "int", 0, minimum=0, help="jobs to leave out at the beginning"),
             Field("limit", "int", 100, minimum=0, help="most jobs to return"),
             Field("asc", "flag", True, help="oldest first"),

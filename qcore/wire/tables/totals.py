@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.wire.fields import Field
+from qcore.wire.fields import OUTCOMES, Field
 from qcore.wire.tables.shape import QUEUE, Command
 
 COMMANDS: Final = (
@@ -13,7 +13,7 @@ COMMANDS: Final = (
         "Metrics",
         (
             Field("queue", "text", help="outcomes of this queue by minute; absent: totals of all"),
-            Field("type", "text", help="completed or failed; only with a queue"),
+            Field("type", "text", help="completed or failed; only with a queue", meant=OUTCOMES),
             Field("start", "int", 0, help="first minute of the page, 0 the newest"),
             Field("end", "int", -1, help="its last, -1 the oldest"),
         ),
