@@ -28,6 +28,7 @@ cdef class Flows(Losses):
     cdef int c_unneed(self, str job_id) except -1
     cdef int c_end_ties(self, uint32_t slot) except -1
     cdef int c_done_as(self, str job_id) except -1
+    cdef int c_note_open(self, str job_id) except -1
     cdef int c_trace(self, uint32_t slot, Job *job) except -1
     cdef set c_children_of(self, uint32_t slot)
     cdef int c_attach(self, uint32_t parent, uint32_t child, int64_t now_ms) except -1

@@ -21,8 +21,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from qcore.engine.ids cimport uuid_parse
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_EVICTED, F_LINKED, F_NEEDED, F_REMOVE_ON_FAIL, F_WAS_NEEDED, FAILED, KEPT,
-    PARKED, READY, STAGED, Job,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_LINKED, F_NEEDED, F_REMOVE_ON_FAIL, F_WAS_NEEDED, FAILED,
+    KEPT, PARKED, READY, STAGED, Job,
 )
 from qcore.engine.losses cimport Losses
 from qcore.engine.queue cimport Queue
@@ -230,6 +230,21 @@ cdef class Flows(Losses):
             self.c_opened(slot).update(open_)
         return 0
 
+    cdef int c_note_open(self, str job_id) except -1:
+        """An edge waits for this id: what the file still holds of an earlier generation is no evidence for it.
+
+        Memory forgets ids one by one, the file by rows; after a restart such an id would have satisfied the edge.
+        """
+        cdef uint64_t hi, lo
+        cdef uint32_t slot = self.c_slot(job_id)
+        cdef bint number
+        if not (self.n_marked or self.n_marks or self.text_marks):
+            return 0
+        if slot and not self.job_at(slot).flags & F_CUSTOM_ID:
+            return 0    # there was none
+        number = self.c_number_of(job_id, &hi, &lo)
+        return self.c_note_evidence(None if number else job_id, hi, lo, 0, False)
+
     cdef set c_children_of(self, uint32_t slot):
         cdef object found = self.children.get(slot)
         cdef Job *job = self.job_at(slot)
@@ -247,6 +262,8 @@ cdef class Flows(Losses):
         self.c_trace(slot, job)
         if slot in self.edges:
             job.first_state = PARKED
+            for job_id in <set>self.edges[slot]:
+                self.c_note_open(job_id)
         parent_id = (<dict>job.extra).get("parentId")
         if parent_id is not None:
             # One that is not there is a name only: older clients link the child later.
@@ -308,6 +325,7 @@ cdef class Flows(Losses):
             extra.setdefault("dependsOn", []).append(job_id)
             if not completed:
                 self.c_opened(parent).add(job_id)
+                self.c_note_open(job_id)
         self.c_need(job_id, parent)
         self.c_mark(parent, pj)
         if parent in self.edges:

@@ -257,3 +257,39 @@ def test_restart_of_a_broker_leaves_nothing_new_to_write(machine: Machine) -> No
     cut = machine.broker.begin_commit()
     assert cut is None or cut.n_jobs == 0
     assert isinstance(machine.broker, Broker)
+
+
+@pytest.mark.parametrize("how", ["Cancel", "fail", "later"])
+def test_a_completion_that_memory_forgot_satisfies_nobody_after_a_restart(machine: Machine, how: str) -> None:
+    """Memory forgets completed ids one by one, the file by rows: such an id may begin a second life."""
+    n = 4
+    talk = machine.start(max_completed=n)
+
+    def complete(*ids: str) -> None:
+        jobs = [{"name": "n", "customId": one, "removeOnComplete": True} for one in ids]
+        talk.good("PUSHB", queue="q", jobs=jobs)
+        pulled = talk.good("PULLB", queue="q", owner="w", count=len(ids))
+        talk.good("ACKB", ids=[one["id"] for one in pulled["jobs"]], tokens=pulled["tokens"])
+        machine.crash()
+
+    complete("kid", *[f"x{i}" for i in range(n - 1)])
+    complete(*[f"y{i}" for i in range(n - 1)])
+    complete("z")
+    assert not talk.ask("PUSH", queue="p", name="n", dependsOn=["kid"])["ok"]
+    talk.good("PUSH", queue="q", name="n", jobId="kid", removeOnFail=True, maxAttempts=1)
+    if how == "later":
+        talk.good("PUSH", queue="p", name="n", jobId="parent")
+        talk.good("UpdateParent", childId="kid", parentId="parent")
+    else:
+        talk.good("PUSH", queue="p", name="n", jobId="parent", dependsOn=["kid"])
+    if how == "Cancel":
+        talk.good("Cancel", id="kid")
+    else:
+        token = talk.good("PULL", queue="q", owner="w")["token"]
+        talk.good("FAIL", id="kid", token=token, error="no")
+    before = talk.good("GetState", id="parent")["state"], talk.good("GetDependencies", id="parent")["data"]
+    machine.crash()
+    talk = machine.start(max_completed=n)
+    after = talk.good("GetState", id="parent")["state"], talk.good("GetDependencies", id="parent")["data"]
+    assert before == after
+    assert after[0] == "waiting-children"
