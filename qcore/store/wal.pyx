@@ -12,7 +12,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport off_t
 from posix.unistd cimport pread
 
@@ -152,7 +152,8 @@ def walk(int fd, int64_t last=0):
     cdef uint8_t *room = <uint8_t *>malloc(max(AT_ONCE, FRAME_HEADER + LARGEST_PAGE))
     if room == NULL:
         raise MemoryError
-    found = Found(False, USUAL_PAGE, frames=0, kept=0, after=0, left=0, commits_left=0)
+    memset(&found, 0, sizeof(found))
+    found.page_bytes = USUAL_PAGE
     try:
         with nogil:
             rc = c_walk(fd, last, room, &found)

@@ -182,7 +182,7 @@ def test_nothing_grows_with_what_has_passed(
     held = []
     tracemalloc.start()
     try:
-        for round_ in range(90):
+        for round_ in range(360):
             fill(talk, round_ % 8)
             empty(talk, clock, "Clean")
             clock.advance(60_000)
@@ -193,7 +193,7 @@ def test_nothing_grows_with_what_has_passed(
                 held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert held[2] - held[1] < 300, held
+    assert held[-1] - held[-2] < 300, held
 
 
 def test_invariant_52_an_idle_broker_has_nothing_to_do(clock: ManualClock) -> None:
