@@ -116,17 +116,25 @@ cdef class Traffic:
 
     cdef list c_wait(self, seconds):
         """Wait for sockets, and at most so long, to the microsecond: jobs are due at their times."""
+        cdef list found
         if seconds is None or seconds > LONGEST_SLEEP_S:
-            return self.wait(LONGEST_SLEEP_S)
-        if self.epoll is not None and seconds > 0:
-            # Its own timeouts are whole milliseconds, rounded up. Those go by in it, the rest in a
-            # call that takes microseconds, in a turn of its own.
-            whole_s = int(seconds * 1000) * 0.001
-            if whole_s:
-                return self.wait(whole_s)
-            select.select((self.epoll,), (), (), seconds)
-            seconds = 0
-        return self.wait(seconds)
+            seconds = LONGEST_SLEEP_S
+        if seconds > 0:
+            if self.epoll is None:
+                found = self.wait(seconds)
+            else:
+                # Its own timeouts are whole milliseconds, rounded up. Those go by in it, the rest in a
+                # call that takes microseconds, in a turn of its own.
+                whole_s = int(seconds * 1000) * 0.001
+                if whole_s:
+                    found = self.wait(whole_s)
+                else:
+                    select.select((self.epoll,), (), (), seconds)
+                    found = []
+            if found:
+                return found
+        # A process that was stopped meanwhile comes back with nothing: renewals that are here go first.
+        return self.wait(0)
 
     cdef bint c_read(self, Connection connection) except -1:
         if not (connection.receive() if connection.ready else self.c_greet(connection)):
