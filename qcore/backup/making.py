@@ -32,8 +32,10 @@ from qcore.backup.places import (
     source_name,
 )
 from qcore.errors import BackupError, EngineBusyError
+from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
 from qcore.store.mark import META_LOG
-from qcore.store.sqlite import APPLICATION_ID, BUSY_TIMEOUT_MS, SCHEMA_VERSION, drop_lock, take_lock
+from qcore.store.owner import drop_lock, take_lock
+from qcore.store.sqlite import BUSY_TIMEOUT_MS
 
 PIECE_BYTES = 1 << 20
 GZIP_LEVEL = 6

@@ -16,7 +16,8 @@ from pathlib import Path
 from qcore.backup.making import SPARE_BYTES, check_database
 from qcore.backup.places import Backup, Place, find_backup, open_private, remove_stale, source_name, sync
 from qcore.errors import BackupError, ConfigError
-from qcore.store.sqlite import APPLICATION_ID, ASIDE, drop_lock, hold_file, take_lock
+from qcore.store.datafile import APPLICATION_ID, ASIDE
+from qcore.store.owner import drop_lock, hold_file, take_lock
 
 DRAFT = ".restore-"
 _GZIP = 16 + zlib.MAX_WBITS

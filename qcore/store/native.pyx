@@ -20,9 +20,10 @@ from qcore.store.changelog cimport ENTRY_DELETE, ENTRY_UPDATE, SLOT_BYTES, Chang
 import _sqlite3
 import os
 from qcore.store.base import SIDE_TABLES, STATE_UNREADABLE
+from qcore.store.faults import commit_fault_of, fault_of
 from qcore.store import sqlite
 from qcore.store.sqlite import (
-    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, MAX_SEQ, MIN_SEQ, SqliteStore, commit_fault_of, fault_of,
+    BUSY_TIMEOUT_MS, CACHE_KIB, INLINE_DATA_BYTES, MAX_SEQ, MIN_SEQ, SqliteStore,
 )
 
 cdef extern from "dlfcn.h" nogil:

@@ -6,25 +6,17 @@ fixed, so that every statement is compiled once. Changes of rows that exist are 
 to a log of changes and folded into their tables later (see changelog.pyx). That, and the
 checkpoint of SQLite's own log, is done between commits (see :meth:`SqliteStore.maintain`).
 
-Ownership is an OS lock on ``<file>.lock``, which names the owner, and one on a byte of
-the file itself, which goes along when it is renamed. Both are taken before SQLite opens
-the file and dropped by the kernel with the process, so a dead owner never blocks. Other
-processes may read the file meanwhile, for a backup or a look.
+Other processes may read the file meanwhile, for a backup or a look.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import mmap
 import os
-import signal
 import sqlite3
-import stat
-import struct
-import sys
 import threading
 import time
 import weakref
@@ -35,7 +27,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 from urllib.parse import quote
 
-from qcore.errors import ClosedError, EngineBusyError, ForkedError, StoreError
+from qcore.errors import ClosedError, ForkedError, StoreError
 from qcore.store.base import (
     INSERT_WIDTH,
     SIDE_TABLES,
@@ -49,6 +41,16 @@ from qcore.store.base import (
     pack_rows,
 )
 from qcore.store.changelog import FIRST_SLOTS, ChangeLog
+from qcore.store.datafile import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    about_log,
+    foreign_fault,
+    inspect_file,
+    newer_fault,
+    size_of,
+)
+from qcore.store.faults import commit_fault_of, sqlite_fault, system_fault
 from qcore.store.mark import (
     HAS_LOG,
     IN_LOG,
@@ -59,21 +61,13 @@ from qcore.store.mark import (
     mark_of_file,
     read_mark,
 )
+from qcore.store.owner import claim, disclaim, drop_lock, hold_file, key_of, lock_file, own, take_lock
 from qcore.store.walcheck import INDEX_HEAD_BYTES, WAL_HEADER_BYTES, keep_copy, look_at_log, moves_of
 
-APPLICATION_ID = 0x71636F72  # "qcor"
-SCHEMA_VERSION = 4
 PAGE_BYTES = 4096
 CACHE_KIB = 64_000
 CHECK_CACHE_KIB = 4_000
 BUSY_TIMEOUT_MS = 5_000
-#: So long is waited for the end of an owner that was killed.
-DYING_OWNER_S = 10.0
-#: So long is waited for one that the system does not name: it may have lost half of its locks already.
-UNKNOWN_OWNER_S = 1.0
-#: What the name of a file that was replaced by a restore goes on with.
-ASIDE = ".before-restore-"
-
 #: A payload above this lies in its own table; see schema.sql.
 INLINE_DATA_BYTES = 1024
 
@@ -111,8 +105,6 @@ _Value: TypeAlias = tuple[str, int | str, bytes | None]
 
 _log = logging.getLogger("qcore.store")
 
-_HEADER = struct.Struct(">16s44xI4xI28x")  # magic, user_version, application_id
-_MAGIC = b"SQLite format 3\x00"
 _FRAME_BYTES = 24 + PAGE_BYTES
 
 _INSERT = "REPLACE INTO jobs(seq, queue, state, record, data, result) VALUES "
@@ -142,37 +134,7 @@ _SCAN_HEADS = f"""
 
 _REPAIR = "restore a backup, or save what can be read with: sqlite3 FILE .recover"
 
-_KINDS = {
-    sqlite3.SQLITE_FULL: "full",
-    sqlite3.SQLITE_BUSY: "locked",
-    sqlite3.SQLITE_LOCKED: "locked",
-    sqlite3.SQLITE_CORRUPT: "corrupt",
-    sqlite3.SQLITE_NOTADB: "corrupt",
-    sqlite3.SQLITE_READONLY: "readonly",
-    sqlite3.SQLITE_CANTOPEN: "missing",
-    sqlite3.SQLITE_PERM: "readonly",
-    sqlite3.SQLITE_IOERR: "io",
-}
-
-# Bytes of the data file that are locked, far behind those that SQLite locks. Those of SQLite,
-# and the second of ours, go when any descriptor of the file is closed in the process; the
-# first one, a lock of an open file description, does not. The second is for its owner's pid.
-_OWNED_BYTE = 0x5163_0000
-_NAMING_BYTE = _OWNED_BYTE + 1
-_SHARED_BYTES = (0x4000_0002, 510)  # SQLite holds these as long as a file is open
-_FLOCK = struct.Struct("hhqqi")  # type, whence, start, length, pid
-_LOCKS_FILES = sys.platform == "linux" and struct.calcsize("P") == 8
-
-_PF_EXITING = 4  # of Linux, in /proc/PID/stat
-
-_BEFORE_THE_MARK = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ)
-
-# Files that this process has open or is about to, by name, and those that it owns. A second look
-# at an owned file must not even open it: closing any descriptor of it would drop the locks that
-# SQLite holds.
-_opened: set[str] = set()
-_owned: dict[tuple[int, int], str] = {}
-_owned_guard = threading.Lock()
+# To be given up in a forked child.
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
 _abandoned: list[object] = []
 
@@ -285,13 +247,9 @@ class SqliteStore:
         self._index_fd = -1
         self._index: mmap.mmap | None = None
         self._index_seen = b""  # as it was after the log was moved last
-        _refuse_owned(self.path)
-        with _owned_guard:
-            if self.path in _opened:
-                raise _open_already(self.path)
-            _opened.add(self.path)
+        claim(self.path)
         try:
-            _inspect(self.path)
+            inspect_file(self.path)
             self._lock_fd = take_lock(self.path)
             self._data_fd = hold_file(self.path, write=True)
             if os.fstat(self._data_fd).st_size:
@@ -307,8 +265,7 @@ class SqliteStore:
             if found.st_size:
                 self._pages_due = 0  # left by one that was killed: it may be large already
             self._check_place()
-            with _owned_guard:
-                _owned[self._key] = self.path
+            own(self.path, self._key)
         except BaseException:
             self._release()
             raise
@@ -318,20 +275,20 @@ class SqliteStore:
         """Before SQLite passes over it without a word: see what of the log cannot be read."""
         wal = self.path + "-wal"
         self._file_mark = mark_of_file(self.path)
-        _lock_file(self._data_fd, fcntl.F_WRLCK)  # anew: half of it went with the descriptor of that look
+        lock_file(self._data_fd, fcntl.F_WRLCK)  # anew: half of it went with the descriptor of that look
         expected = self._file_mark is not None and self._file_mark.state == HAS_LOG
         try:
             state = look_at_log(self.path, expected)
         except OSError as error:
-            raise _system_fault(error, f"{wal} cannot be read") from None
+            raise system_fault(error, f"{wal} cannot be read") from None
         damage = state.damage
-        if (damage is not None or state.drop) and _size_of(wal):
+        if (damage is not None or state.drop) and size_of(wal):
             try:
                 copy = keep_copy(self.path)
                 if state.drop:
                     os.truncate(wal, 0)
             except OSError as error:
-                raise _system_fault(error, f"{wal} is damaged, and cannot be copied") from None
+                raise system_fault(error, f"{wal} is damaged, and cannot be copied") from None
             if damage is None:
                 _log.warning("%s is damaged, and all of it is in the file; it was moved to %s", wal, copy)
             else:
@@ -345,16 +302,16 @@ class SqliteStore:
         try:
             return os.open(self.path + suffix, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise _system_fault(error, f"{self.path}{suffix} cannot be opened") from None
+            raise system_fault(error, f"{self.path}{suffix} cannot be opened") from None
 
     def _check_place(self) -> None:
         """That the names of data file and log still mean what is open."""
-        if _key_of(self.path) != self._key or _key_of(self.path + "-wal") != self._wal_key:
+        if key_of(self.path) != self._key or key_of(self.path + "-wal") != self._wal_key:
             raise self._moved_fault()
         self._moved = False
 
     def _moved_fault(self) -> StoreFault:
-        gone = self.path if _key_of(self.path) != self._key else self.path + "-wal"
+        gone = self.path if key_of(self.path) != self._key else self.path + "-wal"
         if not self._moved:
             self._moved = True
             place = f"/proc/{os.getpid()}/fd"
@@ -386,9 +343,9 @@ class SqliteStore:
             self._con = con
             self._settle()
         except sqlite3.Error as error:
-            fault = _fault(error, self.path)
+            fault = sqlite_fault(error, self.path)
             if fault.kind == "corrupt":
-                fault = StoreFault(f"{fault}; {_REPAIR}{_about_log(self.path)}", "corrupt")
+                fault = StoreFault(f"{fault}; {_REPAIR}{about_log(self.path)}", "corrupt")
             if con is not None:
                 with self._keeping_log(fault.kind == "corrupt"):
                     con.close()
@@ -411,7 +368,7 @@ class SqliteStore:
         version = cast(int, self._one("PRAGMA user_version"))
         if application != APPLICATION_ID:
             if self._one("SELECT count(*) FROM sqlite_master"):
-                raise _foreign(self.path)
+                raise foreign_fault(self.path)
             # In rollback mode, so that the header names its owner from the first page on.
             con.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             con.execute("PRAGMA journal_mode = DELETE").fetchall()
@@ -421,7 +378,7 @@ class SqliteStore:
                 f"PRAGMA user_version = {SCHEMA_VERSION}",
             )
         elif version > SCHEMA_VERSION:
-            raise _newer(self.path, version)
+            raise newer_fault(self.path, version)
         else:
             self._check_mark()
             self._migrate(version)
@@ -445,7 +402,7 @@ class SqliteStore:
         changes = ChangeLog()
         first = self._con.execute("SELECT page FROM changelog WHERE n = 0").fetchone()
         changes.has_payloads = bool(self._one("SELECT EXISTS(SELECT 1 FROM payloads)"))
-        changes.file_bytes = _size_of(self.path)
+        changes.file_bytes = size_of(self.path)
         try:
             changes.restore(
                 first[0] if first else None,
@@ -519,7 +476,7 @@ class SqliteStore:
                     for table in SIDE_TABLES
                 }
             except sqlite3.Error as error:
-                raise _fault(error, self.path) from error
+                raise sqlite_fault(error, self.path) from error
         return Snapshot(names=names, queues=queues, meta=meta, side=side, jobs=self._pages())
 
     def _check_pages(self) -> None:
@@ -534,9 +491,7 @@ class SqliteStore:
         if first != b"ok":
             self._damaged = True
             problem = " ".join(str(first, "utf-8", "replace").split())
-            raise StoreFault(
-                f"{self.path} is damaged: {problem}; {_REPAIR}{_about_log(self.path)}", "corrupt"
-            )
+            raise StoreFault(f"{self.path} is damaged: {problem}; {_REPAIR}{about_log(self.path)}", "corrupt")
 
     def _begin_log(self) -> None:
         """Once an opening: move what its log holds into the file, and mark it as one that has a log.
@@ -556,7 +511,7 @@ class SqliteStore:
                 try:
                     page = self._con.execute(_SCAN, (first, LOAD_PAGE_ROWS)).fetchall()
                 except sqlite3.Error as error:
-                    raise _fault(error, self.path) from error
+                    raise sqlite_fault(error, self.path) from error
                 rows = self._changes.merge(page, True)
             yield from rows
             if len(page) < LOAD_PAGE_ROWS or page[-1][0] == MAX_SEQ:
@@ -583,7 +538,7 @@ class SqliteStore:
                     self._reader.execute("PRAGMA query_only = ON")
                 yield self._reader
             except sqlite3.Error as error:
-                raise _fault(error, self.path) from error
+                raise sqlite_fault(error, self.path) from error
 
     def _ask(self, sql: str, parameters: Sequence[object], payloads: bool) -> tuple[list[Row], list[Row]]:
         """Rows as they lie in the jobs table, and as the log of changes has them.
@@ -605,7 +560,7 @@ class SqliteStore:
             try:
                 found = self._con.execute(sql, parameters).fetchall()
             except sqlite3.Error as error:
-                raise _fault(error, self.path) from error
+                raise sqlite_fault(error, self.path) from error
             return found, self._changes.merge(found, payloads)
 
     def scan(self, first_seq: int, limit: int, *, payloads: bool = True) -> list[Row]:
@@ -885,7 +840,7 @@ class SqliteStore:
             self._warned = False
         self._pinned = pinned
         self._unsettled = pinned or len(self._changes) > 0
-        self._changes.file_bytes = _size_of(self.path)
+        self._changes.file_bytes = size_of(self.path)
 
     def _move_log(self, cut_back: bool) -> tuple[bool, int]:
         """Move the log into the file; whether a reader held it up, and the frames that were moved."""
@@ -954,8 +909,8 @@ class SqliteStore:
         """Describe the file; sizes in bytes. ``log_pinned``: a foreign reader holds the log."""
         return {
             "path": self.path,
-            "file_bytes": _size_of(self.path),
-            "wal_bytes": _size_of(self.path + "-wal"),
+            "file_bytes": size_of(self.path),
+            "wal_bytes": size_of(self.path + "-wal"),
             "log_pinned": self._pinned,
             "commits": self._commits,
             "syncs": self._syncs,
@@ -998,7 +953,7 @@ class SqliteStore:
 
         The last one to leave does that, unless it may only read. The log may be that of another file.
         """
-        if not damaged or _size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
+        if not damaged or size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
             yield
             return
         with contextlib.closing(
@@ -1017,10 +972,7 @@ class SqliteStore:
         if con is not None:
             con.close()
         self._close_descriptors()
-        with _owned_guard:
-            _opened.discard(self.path)
-            if self._key is not None:
-                _owned.pop(self._key, None)
+        disclaim(self.path, self._key)
         if self._lock_fd >= 0:
             drop_lock(self.path, self._lock_fd)
             self._lock_fd = -1
@@ -1041,7 +993,7 @@ class SqliteStore:
             try:
                 self._restore_changes()
             except sqlite3.Error as error:
-                raise _fault(error, self.path) from error
+                raise sqlite_fault(error, self.path) from error
 
     def _disown(self) -> None:
         # In a forked child. The lock of the parent must not outlive it in our copy of
@@ -1067,10 +1019,6 @@ class SqliteStore:
 
 
 def _after_fork_in_child() -> None:
-    global _owned_guard
-    _owned_guard = threading.Lock()
-    _owned.clear()
-    _opened.clear()
     for store in list(_stores):
         store._disown()
 
@@ -1135,310 +1083,3 @@ def _schema(version: int) -> str:
     """What a version of the schema adds to the one before it."""
     name = "schema.sql" if version == 1 else f"schema-{version}.sql"
     return Path(__file__).with_name(name).read_text("utf-8")
-
-
-def _foreign(path: str) -> StoreFault:
-    return StoreFault(f"{path} is an SQLite database of another program", "foreign")
-
-
-def _newer(path: str, version: int) -> StoreFault:
-    return StoreFault(
-        f"{path} has schema version {version}, this program knows {SCHEMA_VERSION}; it was not touched",
-        "newer",
-    )
-
-
-def _key_of(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _about_log(path: str) -> str:
-    """What to add to the news that a file is damaged: its log may be that of another one."""
-    if _size_of(path + "-wal") <= WAL_HEADER_BYTES:
-        return ""
-    return f"; if {path}-wal is the log of another file, move it away and start again"
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _fault(error: sqlite3.Error, path: str) -> StoreFault:
-    return fault_of(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error), path)
-
-
-def fault_of(code: int, text: str, path: str) -> StoreFault:
-    """The error for a primary result code of SQLite."""
-    return StoreFault(f"{path}: {text}", _KINDS.get(code, "other"))
-
-
-def commit_fault_of(code: int, text: str, path: str) -> StoreFault:
-    """The error for an extended result code of a commit."""
-    fault = fault_of(code & 0xFF, text, path)
-    # A failed write leaves the mark of the commit out; whatever comes after has it in the log.
-    fault.unsure = fault.kind == "io" and code not in _BEFORE_THE_MARK
-    return fault
-
-
-def _system_fault(error: OSError, text: str) -> StoreFault:
-    kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "readonly"
-    if error.errno in (errno.EIO, errno.EMFILE, errno.ENFILE):
-        kind = "io"
-    return StoreFault(f"{text}: {error.strerror}", kind)
-
-
-def _inspect(path: str) -> None:
-    """Refuse a file that is not ours, before SQLite may leave a mark on it."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        directory = os.path.dirname(path)
-        if not os.path.isdir(directory):
-            raise StoreFault(f"{directory} is not a directory; it must exist", "missing") from None
-        _refuse_log_alone(path, "is not there")
-        return
-    except OSError as error:
-        raise _system_fault(error, f"{path} cannot be opened") from None
-    if stat.S_ISDIR(found.st_mode):
-        raise StoreFault(f"{path} is a directory", "foreign")
-    if not stat.S_ISREG(found.st_mode):
-        raise StoreFault(f"{path} is not a regular file", "foreign")
-    if found.st_nlink > 1 and not _undo_restore(path, found):
-        # Lock and log lie beside a name: a second name would have its own of both.
-        raise StoreFault(f"{path} has {found.st_nlink} names (hard links); it must have one", "foreign")
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEADER.size)
-    except OSError as error:
-        raise _system_fault(error, f"{path} cannot be read") from None
-    if not os.access(path, os.W_OK):
-        raise StoreFault(f"{path} is not writable", "readonly")
-    for suffix in ("-wal", "-shm", "-journal"):
-        _inspect_beside(path + suffix)
-    if not head:
-        _refuse_log_alone(path, "is empty")
-        return
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise StoreFault(f"{path} is not a database", "foreign")
-    _, version, application = _HEADER.unpack(head)
-    if application == APPLICATION_ID:
-        if version > SCHEMA_VERSION:
-            raise _newer(path, version)
-    elif application != 0 or os.path.exists(path + "-wal"):
-        # Ours is named from its first page on; a log may hold the tables of a foreign one.
-        raise _foreign(path)
-
-
-def _inspect_beside(path: str) -> None:
-    """Refuse what SQLite could not use, and would blame on the data file."""
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _system_fault(error, f"{path} cannot be opened") from None
-    if not stat.S_ISREG(mode):
-        raise StoreFault(
-            f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}", "foreign"
-        )
-    if not os.access(path, os.R_OK):
-        raise StoreFault(f"{path} is not readable", "readonly")
-    if not os.access(path, os.W_OK):
-        raise StoreFault(f"{path} is not writable", "readonly")
-
-
-def _refuse_log_alone(path: str, what: str) -> None:
-    n_bytes = _size_of(path + "-wal")
-    if n_bytes > WAL_HEADER_BYTES:
-        raise StoreFault(
-            f"{path} {what}, but its log {path}-wal has {n_bytes} bytes, which a start would throw away: "
-            "put the data file back, or restore a backup; to begin without jobs, move the log away",
-            "missing",
-        )
-
-
-def _undo_restore(path: str, found: os.stat_result) -> bool:
-    """Take the second name away that a killed restore gave to the file; whether it has one name now."""
-    directory, name = os.path.split(path)
-    with os.scandir(directory) as entries:
-        second = [
-            entry.path
-            for entry in entries
-            if entry.name.startswith(name + ASIDE)
-            and os.path.samestat(entry.stat(follow_symlinks=False), found)
-        ]
-    if len(second) != found.st_nlink - 1:
-        return False
-    fd = take_lock(path)  # a restore that is alive goes on
-    try:
-        if not os.path.samestat(os.stat(path), found):
-            return os.stat(path).st_nlink == 1
-        for other in second:
-            for suffix in ("-wal", "-shm"):
-                if os.path.exists(other + suffix) and not os.path.exists(path + suffix):
-                    os.rename(other + suffix, path + suffix)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(other)
-        return os.stat(path).st_nlink == 1
-    except OSError as error:
-        raise _system_fault(error, f"{path}: what a killed restore left cannot be undone") from None
-    finally:
-        drop_lock(path, fd)
-
-
-def _open_already(path: str) -> EngineBusyError:
-    return EngineBusyError(f"{path} is already open in this process (pid {os.getpid()})")
-
-
-def _refuse_owned(path: str) -> None:
-    key = _key_of(path)
-    with _owned_guard:
-        if key in _owned:
-            raise _open_already(path)
-
-
-def hold_file(path: str, *, write: bool = False) -> int:
-    """Lock the data file itself and return its descriptor, to be closed to let it go.
-
-    With ``write`` it is made if it is not there; else -1 is returned then. It is to be held
-    beside the lock of its name, which somebody may have removed, or the file renamed.
-
-    :raises EngineBusyError: another process holds it
-    """
-    began = time.monotonic()
-    flags = os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
-    kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
-    looked_again = False
-    while True:
-        _refuse_owned(path)
-        try:
-            fd = os.open(path, flags, 0o644)
-        except FileNotFoundError:
-            if not write:
-                return -1
-            raise StoreFault(f"{path} cannot be made", "missing") from None
-        except OSError as error:
-            raise _system_fault(error, f"{path} cannot be opened") from None
-        owner = ""
-        try:
-            if _lock_file(fd, kind):
-                if _key_of(path) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino):
-                    return fd
-            else:
-                owner = _holder_of(fd)
-                waited = time.monotonic() - began
-                wait = (waited < UNKNOWN_OWNER_S and not owner) or (
-                    waited < DYING_OWNER_S and _is_dying(owner)
-                )
-                if not wait and looked_again:  # it may have ended between the two looks
-                    raise EngineBusyError(f"{path} is in use by process {owner or 'unknown'}")
-                looked_again = not wait
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-        time.sleep(0.005)
-
-
-def _lock_file(fd: int, kind: int) -> bool:
-    """Whether the lock was free; a system that has no such locks has only the one of the name."""
-    if not _LOCKS_FILES:
-        return True
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, _OWNED_BYTE, 1, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        if error.errno not in (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise StoreFault(f"the data file cannot be locked: {error.strerror}", "io") from None
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETLK, _FLOCK.pack(kind, os.SEEK_SET, _NAMING_BYTE, 1, 0))
-    return True
-
-
-def _holder_of(fd: int) -> str:
-    """The pid of who has the file open, as far as the system tells."""
-    for start, length in ((_NAMING_BYTE, 1), _SHARED_BYTES):
-        with contextlib.suppress(OSError):
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-            if kind != fcntl.F_UNLCK and pid > 0:
-                return str(pid)
-    return ""
-
-
-def drop_lock(path: str, fd: int) -> None:
-    """Remove ``<path>.lock``, if it is ours, and let it go."""
-    with contextlib.suppress(OSError):
-        if os.path.samestat(os.stat(path + ".lock"), os.fstat(fd)):
-            os.unlink(path + ".lock")
-    os.close(fd)
-
-
-def take_lock(path: str) -> int:
-    """Lock ``<path>.lock``, write our pid into it and return its descriptor.
-
-    A killed process has its locks until the kernel has taken its memory apart, some
-    200 ms for a gigabyte. It will write nothing any more, so its end is waited for.
-
-    :raises EngineBusyError: another process holds it
-    """
-    name = path + ".lock"
-    give_up_at = time.monotonic() + DYING_OWNER_S
-    looked_again = False
-    while True:
-        try:
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise _system_fault(error, f"{path} needs {name} beside it") from None
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise StoreFault(f"{name} cannot be locked: {error.strerror}", "io") from None
-                owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                dying = time.monotonic() < give_up_at and _is_dying(owner)
-                if dying or not looked_again:  # it may have ended between the two looks
-                    looked_again = not dying
-                    os.close(fd)
-                    fd = -1
-                    time.sleep(0.005)
-                    continue
-                raise EngineBusyError(f"{path} is in use by process {owner}") from None
-            # The last owner may have removed the name between our open and our lock.
-            try:
-                same = os.path.samestat(os.stat(name), os.fstat(fd))
-            except FileNotFoundError:
-                same = False
-            if same:
-                try:
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-                except OSError as error:
-                    raise _system_fault(error, f"{path} needs {name} beside it") from None
-                return fd
-        except BaseException:
-            if fd >= 0:
-                os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _is_dying(pid: str) -> bool:
-    """Whether a process was killed and has not ended yet, as far as this system tells."""
-    try:
-        with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            flags = int(file.read().rpartition(b")")[2].split()[6])
-        with open(f"/proc/{int(pid)}/status", "rb") as file:
-            pending = next(line for line in file if line.startswith(b"SigPnd:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return False
-    return bool(flags & _PF_EXITING or int(pending.split()[1], 16) >> (signal.SIGKILL - 1) & 1)

@@ -17,7 +17,7 @@ import pytest
 from qcore.backup import Place, find_backup, list_backups, make_backup, making, restore_backup
 from qcore.backup.places import META_SUFFIX, Directory, prune
 from qcore.errors import BackupError
-from qcore.store.sqlite import drop_lock, take_lock
+from qcore.store.owner import drop_lock, take_lock
 from tests.backup.looking import names, rows
 from tests.soak.line import Line, Server
 

@@ -18,7 +18,7 @@ from qcore.backup import Place, list_backups, make_backup
 from qcore.backup.places import try_out
 from qcore.errors import StoreError
 from qcore.server.backups import Flushes
-from qcore.store.sqlite import drop_lock, take_lock
+from qcore.store.owner import drop_lock, take_lock
 from tests.soak.line import Line, Server, clean_env
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from qclient import ClosedError, Queue, shutdown_engine
-from qcore.store.sqlite import SCHEMA_VERSION, SqliteStore
+from qcore.store.datafile import SCHEMA_VERSION
+from qcore.store.sqlite import SqliteStore
 
 Start = Callable[..., Any]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]

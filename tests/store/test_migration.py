@@ -10,8 +10,9 @@ import pytest
 import qcore.store
 from qcore.store import sqlite
 from qcore.store.base import Cut, Row, StoreFault
+from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
 from qcore.store.native import NativeSqliteStore
-from qcore.store.sqlite import APPLICATION_ID, SCHEMA_VERSION, SqliteStore
+from qcore.store.sqlite import SqliteStore
 
 SQL = Path(qcore.store.__file__).parent
 

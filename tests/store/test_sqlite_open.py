@@ -13,7 +13,8 @@ import pytest
 
 from qcore.errors import StoreError
 from qcore.store.base import STATE_UNREADABLE, Cut, Row, Store, StoreFault
-from qcore.store.sqlite import APPLICATION_ID, SCHEMA_VERSION, SqliteStore
+from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
+from qcore.store.sqlite import SqliteStore
 
 Rows = Callable[[Store], list[Row]]
 

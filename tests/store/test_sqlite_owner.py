@@ -13,7 +13,8 @@ import pytest
 
 from qcore.errors import EngineBusyError, ForkedError, QError
 from qcore.store.base import Cut, Row, Store
-from qcore.store.sqlite import SqliteStore, _is_dying
+from qcore.store.owner import is_dying
+from qcore.store.sqlite import SqliteStore
 
 Rows = Callable[[Store], list[Row]]
 
@@ -138,8 +139,8 @@ def test_the_end_of_a_killed_owner_is_waited_for(db: Path, start_child: Any, row
 
 @pytest.mark.parametrize("pid", ["unknown", "-1", "0", "999999999", "1" * 40, "1/../self"])
 def test_an_owner_that_nothing_is_known_of_is_not_waited_for(pid: str) -> None:
-    assert not _is_dying(pid)
-    assert not _is_dying(str(os.getpid()))
+    assert not is_dying(pid)
+    assert not is_dying(str(os.getpid()))
 
 
 def in_fork(work: Callable[[], object]) -> str:

@@ -14,7 +14,8 @@ import pytest
 
 from qcore.errors import EngineBusyError
 from qcore.store.base import Cut, Row, Store, StoreFault
-from qcore.store.sqlite import SqliteStore, drop_lock, hold_file, take_lock
+from qcore.store.owner import drop_lock, hold_file, take_lock
+from qcore.store.sqlite import SqliteStore
 from tests.store.test_sqlite_owner import OWNER
 
 Rows = Callable[[Store], list[Row]]
