@@ -21,7 +21,13 @@ MAX_LOG_LINES = 100
 MAX_LOGGED_JOBS = 10_000
 MAX_KEPT_KEYS = 100_000
 MAX_LINE_CHARS = 65_536
-MAX_WEBHOOKS = 1000
+DEFAULT_MAX_WEBHOOKS = 1000
+DEFAULT_MAX_WAITING_POSTS = 10_000
+#: A payload of the greatest size always has room, and some more.
+MIN_WAITING_POST_BYTES = 2 * MAX_DATA_BYTES
+DEFAULT_MAX_WAITING_POST_BYTES = 64 * 1024 * 1024
+#: Names of webhooks that are looked up at a time: more than there are posts, as those that hang go on.
+MAX_LOOKUPS = 32
 MAX_GROUP_PRIORITY = 2_097_151
 
 DEFAULT_ATTEMPTS = 3

@@ -27,12 +27,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 import msgpack
 
 from qcore.broker.core import Broker
+from qcore.broker.lookups import Lookups
 from qcore.broker.webhooks import HOOK_EVENTS, Hook, HookSettings, Network, Notice, forbidden, split_url
 from qcore.errors import described
 
@@ -50,7 +52,7 @@ _SAY_EVERY_S = 60.0
 
 
 class _Refused(OSError):
-    """The name leads to no address that may be told."""
+    """The name leads, in time, to no address that may be told."""
 
 
 def _said(error: OSError | http.client.HTTPException) -> str:
@@ -123,18 +125,27 @@ class _Pinned(http.client.HTTPConnection):
     """A connection to an address that was resolved and checked just before."""
 
     def __init__(
-        self, host: str, port: int, tls: bool, deadline: float, allowed: tuple[Network, ...]
+        self,
+        host: str,
+        port: int,
+        tls: bool,
+        deadline: float,
+        allowed: tuple[Network, ...],
+        lookups: Lookups,
     ) -> None:
         super().__init__(host, port)
         self._tls = tls
         self._deadline = deadline
         self._allowed = allowed
+        self._lookups = lookups
 
     def connect(self) -> None:
         error: OSError = _Refused("the name has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM
-        ):
+        try:
+            addresses = self._lookups.find(self.host, self._deadline)
+        except TimeoutError:
+            raise _Refused("the name could not be looked up in time") from None
+        for family, kind, protocol, _, address in addresses:
             found = ipaddress.ip_address(str(address[0]).partition("%")[0])
             why = forbidden(found, self._allowed)
             if why is not None:
@@ -143,7 +154,7 @@ class _Pinned(http.client.HTTPConnection):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(_left(self._deadline))
-                sock.connect(address)
+                sock.connect((address[0], self.port, *address[2:]))
                 if self._tls:
                     context = ssl.create_default_context()
                     sock.settimeout(_left(self._deadline))  # of the whole handshake
@@ -159,10 +170,11 @@ class _Pinned(http.client.HTTPConnection):
 
 @dataclass(slots=True)
 class _Line:
-    """What waits for one hook: its tries that may begin, and how many posts are not over."""
+    """What waits for one hook: its tries that may begin, how many posts are not over and what they hold."""
 
     ready: deque[tuple[int, Notice]] = field(default_factory=deque)
     n: int = 0
+    n_bytes: int = 0
     busy: bool = False
 
 
@@ -172,8 +184,8 @@ class Poster:
     Threads start as they are wanted. Hooks take turns; half of the threads are for those that
     answered quickly the last time, so slow ones cannot keep them all.
 
-    :meth:`submit` may be called from any thread and never waits. When more notices wait than
-    the settings allow, or more for one hook than its part, further ones are dropped: they are
+    :meth:`submit` may be called from any thread and never waits. When more notices or bytes wait
+    than the settings allow, or more for one hook than its part, further ones are dropped: they are
     counted as failures of their hooks, and the log says once a minute how many there were.
     """
 
@@ -196,7 +208,9 @@ class Poster:
         self._dropped: dict[str, int] = {}
         self._unsaid = 0
         self._say_at = 0.0
+        self._lookups = Lookups()
         self.n_waiting = 0  # or under way
+        self.n_waiting_bytes = 0
         self.n_dropped = 0
 
     def submit(self, notices: Sequence[Notice]) -> None:
@@ -207,16 +221,18 @@ class Poster:
                 return
             for notice in notices:
                 hook_id = notice[0]
+                size = weight(notice)
                 line = self._lines.get(hook_id)
-                room = self._settings.max_waiting - self.n_waiting
-                if room <= 0 or (line is not None and line.n >= _ROOM_FACTOR * room):
+                if not self._has_room(line, size):
                     self.n_dropped += 1
                     self._dropped[hook_id] = self._dropped.get(hook_id, 0) + 1
                     continue
                 if line is None:
                     line = self._lines[hook_id] = _Line()
                 line.n += 1
+                line.n_bytes += size
                 self.n_waiting += 1
+                self.n_waiting_bytes += size
                 self._ready(1, notice)
             self._staff()
             self._wanted.notify(len(notices))
@@ -238,6 +254,13 @@ class Poster:
         self._tell_dropped(last=True)
 
     # --- whose turn it is; all under the lock ---------------------------------------------
+
+    def _has_room(self, line: _Line | None, size: int) -> bool:
+        room = self._settings.max_waiting - self.n_waiting
+        room_bytes = self._settings.max_waiting_bytes - self.n_waiting_bytes
+        if room <= 0 or size > room_bytes:
+            return False
+        return line is None or (line.n < _ROOM_FACTOR * room and line.n_bytes <= _ROOM_FACTOR * room_bytes)
 
     def _ready(self, attempt: int, notice: Notice) -> None:
         line = self._lines[notice[0]]
@@ -322,8 +345,11 @@ class Poster:
                 heapq.heappush(self._later, (due, next(self._numbers), attempt + 1, notice))
                 self._wanted.notify()
             else:
+                size = weight(notice)
                 line.n -= 1
+                line.n_bytes -= size
                 self.n_waiting -= 1
+                self.n_waiting_bytes -= size
             if line.ready:
                 self._queue_up(notice[0])
             elif not line.n:
@@ -391,6 +417,7 @@ class Poster:
             tls,
             time.monotonic() + self._settings.timeout_ms / 1000,
             self._settings.allowed,
+            self._lookups,
         )
         with contextlib.closing(connection):
             path = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*")
@@ -399,6 +426,12 @@ class Poster:
             response = connection.getresponse()
             response.read(_READ_BYTES)
             return str(response.status), 200 <= response.status < 300
+
+
+def weight(notice: Notice) -> int:
+    """Bytes that a notice that waits keeps in memory, in all that is not of a small and constant size."""
+    data = notice[5]
+    return sum(getsizeof(part) for part in data) if isinstance(data, tuple) else 0
 
 
 def encoded(notice: Notice) -> bytes:

@@ -14,6 +14,11 @@ import msgpack
 
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import CommandError
+from qcore.limits import (
+    DEFAULT_MAX_WAITING_POST_BYTES,
+    DEFAULT_MAX_WAITING_POSTS,
+    DEFAULT_MAX_WEBHOOKS,
+)
 from qcore.wire.fields import shape
 
 if TYPE_CHECKING:
@@ -68,7 +73,9 @@ class HookSettings:
     tries: int = 3
     pause_ms: int = 1000
     timeout_ms: int = 10_000  # of a whole post, from the connection to the end of the answer
-    max_waiting: int = 10_000
+    max_hooks: int = DEFAULT_MAX_WEBHOOKS
+    max_waiting: int = DEFAULT_MAX_WAITING_POSTS
+    max_waiting_bytes: int = DEFAULT_MAX_WAITING_POST_BYTES
     max_posts: int = 8  # at a time
 
 

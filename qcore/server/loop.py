@@ -79,6 +79,9 @@ class Server:
                 allowed=options.webhook_allowed,
                 tries=options.webhook_tries,
                 pause_ms=options.webhook_pause_ms,
+                max_hooks=options.max_webhooks,
+                max_waiting=options.max_waiting_posts,
+                max_waiting_bytes=options.max_waiting_post_bytes,
             ),
         )
         self._poster = LazyPoster(self.broker)

@@ -17,9 +17,13 @@ from qcore.limits import (
     DEFAULT_COMPLETED_RETENTION_MS,
     DEFAULT_MAX_COMPLETED_JOBS,
     DEFAULT_MAX_WAITING_DEPS,
+    DEFAULT_MAX_WAITING_POST_BYTES,
+    DEFAULT_MAX_WAITING_POSTS,
     DEFAULT_MAX_WAITS,
+    DEFAULT_MAX_WEBHOOKS,
     MAX_COMPLETED_RETENTION_MS,
     MIN_COMPLETED_RETENTION_MS,
+    MIN_WAITING_POST_BYTES,
 )
 from qcore.server.tokenfile import read_tokens
 
@@ -75,6 +79,9 @@ class Options:
     webhook_tries: int = 3
     webhook_pause_ms: int = 1000
     webhook_allowed: tuple[Network, ...] = ()
+    max_webhooks: int = DEFAULT_MAX_WEBHOOKS
+    max_waiting_posts: int = DEFAULT_MAX_WAITING_POSTS
+    max_waiting_post_bytes: int = DEFAULT_MAX_WAITING_POST_BYTES
     shutdown_timeout_ms: int = 30_000
     backups: BackupSettings | None = None
     log_level: str = "info"
@@ -178,6 +185,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         webhook_tries=_number(None, None, "WEBHOOK_MAX_RETRIES", env, 3, 1, 100),
         webhook_pause_ms=_number(None, None, "WEBHOOK_RETRY_DELAY_MS", env, 1000, 0, 3_600_000),
         webhook_allowed=_networks("QCORE_WEBHOOK_ALLOW", env),
+        max_webhooks=_number(None, None, "QCORE_MAX_WEBHOOKS", env, DEFAULT_MAX_WEBHOOKS, 0, 2**31),
+        max_waiting_posts=_number(
+            None, None, "QCORE_MAX_WAITING_POSTS", env, DEFAULT_MAX_WAITING_POSTS, 1, 2**31
+        ),
+        max_waiting_post_bytes=_number(
+            None,
+            None,
+            "QCORE_MAX_WAITING_POST_BYTES",
+            env,
+            DEFAULT_MAX_WAITING_POST_BYTES,
+            MIN_WAITING_POST_BYTES,
+            2**40,
+        ),
         shutdown_timeout_ms=_number(
             "--shutdown-timeout-ms", a.shutdown_timeout_ms, "SHUTDOWN_TIMEOUT_MS", env, 30_000, 0, 86_400_000
         ),

@@ -9,8 +9,11 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import msgpack
 import pytest
@@ -19,30 +22,19 @@ from broker_talk import Talk
 from hook_ear import LOOPBACK, PATIENCE_S, Ear, Silent, hook, telling, wait_for
 
 from qcore.broker import open_broker
-from qcore.broker.posting import encoded
+from qcore.broker.lookups import Lookups
+from qcore.broker.opening import commit
+from qcore.broker.posting import encoded, weight
 from qcore.broker.webhooks import HOOK_EVENTS, Hook, Hooks, HookSettings
 from qcore.clock import ManualClock
 from qcore.engine.table import EVENT_BITS
-from qcore.limits import MAX_NESTING, MAX_WEBHOOKS
+from qcore.limits import DEFAULT_MAX_WEBHOOKS, MAX_DATA_BYTES, MAX_NESTING, MIN_WAITING_POST_BYTES
 from qcore.server.loop import Server
 from qcore.server.options import Options
+from qcore.store.memory import MemoryStore
 
 SEED = bytes(range(16))
 LONG_MS = 600_000
-
-
-@pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear = Ear()
-    yield ear
-    ear.close()
-
-
-@pytest.fixture
-def silent() -> Iterator[Silent]:
-    silent = Silent()
-    yield silent
-    silent.close()
 
 
 # --- slow ones -------------------------------------------------------------------------------
@@ -192,6 +184,140 @@ def test_a_hook_cannot_take_all_room(ear: Ear, silent: Silent) -> None:
         silent.close()
 
 
+def test_bytes_that_wait_are_bounded(silent: Silent) -> None:
+    with telling(timeout_ms=LONG_MS, max_waiting_bytes=20_000, tries=1) as (engine, talk):
+        events = ["job.completed", "job.failed", "job.progress"]
+        hook_id = talk.good("AddWebhook", url=silent.url, events=events)["data"]["webhookId"]
+        payload = "x" * 3000
+        for n in range(4):
+            talk.good("PUSH", queue="q", name="n", jobId=str(n))
+            talk.good("PULL", queue="q")
+            talk.good("ACK", id=str(n), result=payload)
+        talk.good("PUSH", queue="q", name="n", jobId="a", data=payload, maxAttempts=1)
+        talk.good("PULL", queue="q")
+        talk.good("Progress", id="a", progress=1, message=payload)
+        talk.good("FAIL", id="a", error="no")
+        assert 18_000 < engine._poster._poster.n_waiting_bytes <= 20_000
+        talk.good("PUSH", queue="q", name="n", jobId="b", data=payload)
+        talk.good("PULL", queue="q")
+        talk.good("ACK", id="b", result=payload)
+        silent.take()
+        assert wait_for(engine, 1)["failureCount"] == 1
+        assert engine.broker.hooks.by_id[hook_id].last_status == "not posted: too many posts wait"
+        silent.close()
+        wait_for(engine, 7)
+        assert engine._poster._poster.n_waiting_bytes == 0
+
+
+def test_bytes_of_one_hook_leave_room_for_the_others(ear: Ear, silent: Silent) -> None:
+    with telling(timeout_ms=LONG_MS, max_waiting_bytes=100_000) as (engine, talk):
+        url = silent.url
+        first = talk.good("AddWebhook", url=url, events=["job.completed"], queue="q")["data"]["webhookId"]
+        hook(talk, ear, ["job.completed"], queue="r")
+        for n in range(30):
+            talk.good("PUSH", queue="q", name="n", jobId=str(n))
+            talk.good("PULL", queue="q")
+            talk.good("ACK", id=str(n), result="x" * 5000)
+        silent.take()
+        assert wait_for(engine, 12, first)["failureCount"] == 12  # 18 of them are 90 % of the room
+        talk.good("PUSH", queue="r", name="n", jobId="j")
+        talk.good("PULL", queue="r")
+        talk.good("ACK", id="j", result="x" * 5000)
+        assert ear.next()[2]["jobId"] == "j"
+        silent.close()
+
+
+def test_the_greatest_payload_has_room() -> None:
+    settings = HookSettings()
+    payload = b"x" * MAX_DATA_BYTES
+    assert weight(("h", "failed", "q", "j", 5, ("e", True, payload, 0))) <= MIN_WAITING_POST_BYTES
+    assert settings.max_waiting_bytes >= MIN_WAITING_POST_BYTES
+    assert weight(("h", "pushed", "q", "j", 5, None)) == 0
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+class Resolver:
+    """What the system asks for names, which says nothing about some of them until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: Queue[str] = Queue()
+        self.answers = threading.Event()
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host: str, *rest: Any, **more: Any) -> Any:
+        if host.endswith(".example"):
+            self.asked.put(host)
+            assert self.answers.wait(PATIENCE_S)
+            host = "127.0.0.1"
+        return self._real(host, *rest, **more)
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    resolver = Resolver(monkeypatch)
+    yield resolver
+    resolver.answers.set()
+
+
+def test_a_lookup_that_hangs_ends_with_the_time_of_a_post(ear: Ear, resolver: Resolver) -> None:
+    with telling(timeout_ms=100, tries=1, max_posts=1) as (engine, talk):
+        url = f"http://hangs.example:{ear.port}/"
+        hook_id = talk.good("AddWebhook", url=url, events=["job.pushed"])["data"]["webhookId"]
+        for n in range(3):
+            talk.good("PUSH", queue="q", name="n", jobId=str(n))
+        assert wait_for(engine, 3, hook_id)["failureCount"] == 3
+        assert engine.broker.hooks.by_id[hook_id].last_status == "the name could not be looked up in time"
+        assert resolver.asked.qsize() == 1  # the others joined the first
+        hook(talk, ear, ["job.pushed"], queue="r")  # the only thread is free
+        talk.good("PUSH", queue="r", name="n", jobId="j")
+        assert ear.next()[2]["jobId"] == "j"
+
+
+def test_a_name_is_told_at_the_address_that_was_found(ear: Ear, resolver: Resolver) -> None:
+    resolver.answers.set()
+    with telling(timeout_ms=LONG_MS, tries=1) as (engine, talk):
+        talk.good("AddWebhook", url=f"http://there.example:{ear.port}/", events=["job.pushed"])
+        talk.good("PUSH", queue="q", name="n", jobId="j")
+        _, headers, body = ear.next()
+        assert (headers["Host"], body["jobId"]) == (f"there.example:{ear.port}", "j")
+        assert wait_for(engine, 1)["successCount"] == 1
+
+
+def test_lookups_are_bounded_and_the_next_begins_when_one_ends(resolver: Resolver) -> None:
+    lookups = Lookups(most=2)
+    found: Queue[str] = Queue()
+
+    def find(host: str) -> None:
+        lookups.find(host, time.monotonic() + PATIENCE_S)
+        found.put(host)
+
+    hosts = [f"h{n}.example" for n in range(5)]
+    threads = [threading.Thread(target=find, args=(host,), daemon=True) for host in hosts]
+    for thread in threads[:2]:
+        thread.start()
+    assert {resolver.asked.get(timeout=PATIENCE_S) for _ in range(2)} == set(hosts[:2])
+    with pytest.raises(TimeoutError):
+        lookups.find("late.example", time.monotonic() + 0.05)
+    assert lookups.find("127.0.0.1", 0.0)  # nobody is asked
+    for thread in threads[2:]:
+        thread.start()
+    assert resolver.asked.empty()
+    resolver.answers.set()
+    assert {found.get(timeout=PATIENCE_S) for _ in hosts} == set(hosts)
+    assert {resolver.asked.get(timeout=PATIENCE_S) for _ in range(3)} == set(hosts[2:])
+
+
+def test_a_name_without_an_address_says_so(ear: Ear) -> None:
+    with telling(tries=1) as (engine, talk):
+        hook_id = talk.good("AddWebhook", url="http://a.invalid/", events=["job.pushed"])["data"]["webhookId"]
+        talk.good("PUSH", queue="q", name="n")
+        assert wait_for(engine, 1)["failureCount"] == 1
+        assert "name" in str(engine.broker.hooks.by_id[hook_id].last_status).lower()
+
+
 # --- the end -----------------------------------------------------------------------------------
 
 
@@ -289,19 +415,40 @@ def test_the_number_of_hooks_is_bounded(clock: ManualClock) -> None:
     talk = Talk(open_broker(clock=clock, seed=SEED))
     talk.good("Hello", capabilities=["codes"])
     url = "https://example.com/"
-    for n in range(MAX_WEBHOOKS):
+    for n in range(DEFAULT_MAX_WEBHOOKS):
         talk.good("AddWebhook", url=url, events=["job.pushed"], queue=f"q{n % 10}")
     refused = talk.ask("AddWebhook", url=url, events=[])
     assert refused["ok"] is False
     assert (refused["code"], refused["error"]) == (
         "limit",
-        "There are 1000 webhooks, the most that there may be",
+        "There are 1000 webhooks, and 1000 are the most that there may be",
     )
     hooks = talk.good("ListWebhooks")["data"]["webhooks"]
-    assert len(hooks) == MAX_WEBHOOKS
+    assert len(hooks) == DEFAULT_MAX_WEBHOOKS
     talk.good("SetWebhookEnabled", id=hooks[0]["id"], enabled=False)
     talk.good("RemoveWebhook", webhookId=hooks[0]["id"])
     talk.good("AddWebhook", url=url, events=[])
+
+
+def test_a_smaller_number_keeps_those_that_are_there(clock: ManualClock) -> None:
+    store = MemoryStore()
+    broker = open_broker(store=store, mode="server", clock=clock, seed=SEED)
+    ids = [
+        Talk(broker).good("AddWebhook", url="https://example.com/", events=[])["data"]["webhookId"]
+        for _ in range(3)
+    ]
+    while (cut := broker.begin_commit()) is not None:
+        commit(broker, cut)
+    again = Talk(
+        open_broker(
+            store=store.reopened(), mode="server", clock=clock, seed=SEED, hooks=HookSettings(max_hooks=2)
+        )
+    )
+    expected = "There are 3 webhooks, and 2 are the most that there may be"
+    assert again.refused("AddWebhook", url="https://example.com/", events=[]) == expected
+    for hook_id in ids[:2]:
+        again.good("RemoveWebhook", webhookId=hook_id)
+    again.good("AddWebhook", url="https://example.com/", events=[])
 
 
 def test_a_change_looks_at_no_other_hook(clock: ManualClock) -> None:

@@ -29,13 +29,6 @@ SEED = bytes(range(16))
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear = Ear()
-    yield ear
-    ear.close()
-
-
-@pytest.fixture
 def engine() -> Iterator[EmbeddedEngine]:
     engine = EmbeddedEngine(None, hooks=HookSettings(allowed=LOOPBACK, pause_ms=1, tries=3))
     yield engine

@@ -85,3 +85,19 @@ def test_completed_jobs_are_kept_seven_days_or_as_long_as_is_said() -> None:
     for wrong in ("0", "999", "week", "-1"):
         with pytest.raises(ConfigError, match=f"{name}: expected .*{wrong}"):
             parse([], {name: wrong})
+
+
+def test_bounds_of_webhooks() -> None:
+    assert parse([], {}).max_webhooks == 1000
+    options = parse([], {"QCORE_MAX_WEBHOOKS": "0", "QCORE_MAX_WAITING_POSTS": "1"})
+    assert (options.max_webhooks, options.max_waiting_posts) == (0, 1)
+    # A result of the greatest size always has room.
+    assert parse([], {"QCORE_MAX_WAITING_POST_BYTES": "62914560"}).max_waiting_post_bytes == 62_914_560
+    for name, wrong in (
+        ("QCORE_MAX_WEBHOOKS", "-1"),
+        ("QCORE_MAX_WAITING_POSTS", "0"),
+        ("QCORE_MAX_WAITING_POST_BYTES", "62914559"),
+        ("QCORE_MAX_WAITING_POST_BYTES", "64MiB"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name}: expected .*{wrong}"):
+            parse([], {name: wrong})

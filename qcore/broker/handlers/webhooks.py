@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
 from qcore.broker.webhooks import Hook, check_events, check_url, shown_url
 from qcore.errors import LimitError, NotFoundError
-from qcore.limits import MAX_WEBHOOKS
 
 
 def _add_webhook(answer: Answer, fields: Fields) -> Reply:
@@ -20,8 +19,9 @@ def _add_webhook(answer: Answer, fields: Fields) -> Reply:
         secret=fields.get("secret"),
         created_ms=broker.wall_ms,
     )
-    if len(broker.hooks.by_id) >= MAX_WEBHOOKS:
-        raise LimitError(f"There are {MAX_WEBHOOKS} webhooks, the most that there may be")
+    most = broker.hooks.settings.max_hooks
+    if (n := len(broker.hooks.by_id)) >= most:
+        raise LimitError(f"There are {n} webhooks, and {most} are the most that there may be")
     broker.keep_hook(hook)
     return {
         "data": {
