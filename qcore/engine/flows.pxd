@@ -22,7 +22,6 @@ cdef class Flows(Losses):
     cdef set c_opened(self, uint32_t slot)
     cdef int c_settled(self, uint32_t slot) except -1
     cdef object c_beyond_waiting(self, str queue, Py_ssize_t n)
-    cdef int c_note_failure(self, Job *job, object error) except -1
     cdef int c_need(self, str job_id, uint32_t slot) except -1
     cdef int c_keep_needed(self, uint32_t slot) except -1
     cdef int c_unneed(self, str job_id) except -1

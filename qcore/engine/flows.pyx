@@ -46,10 +46,6 @@ POLICIES = (
 )
 
 
-# What parents are told of a child whose ttl was over before it started.
-cdef str EXPIRED = "expired before it started"
-
-
 cdef inline bint _live(Job *job) noexcept:
     return job.state in (READY, DELAYED, ACTIVE, PARKED, STAGED)
 
@@ -421,24 +417,12 @@ cdef class Flows(Losses):
 
     cdef int c_after_failed(self, uint32_t slot, str error, int64_t now_ms) except -1:
         cdef Job *job = self.job_at(slot)
+        cdef dict extra
         Losses.c_after_failed(self, slot, error, now_ms)
         if not job.flags & F_LINKED:
             return 0
         self.c_end_ties(slot)
-        self.c_note_failure(job, error)
-        return self.c_tell_parents(now_ms)
-
-    cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1:
-        """To its parent a job that never started has failed."""
-        cdef Job *job = self.job_at(slot)
-        if job.flags & F_LINKED:
-            self.c_note_failure(job, EXPIRED)
-        Losses.c_outlive(self, slot, now_ms)
-        return self.c_tell_parents(now_ms)
-
-    cdef int c_note_failure(self, Job *job, object error) except -1:
-        """The parent of a job is to be told of its end."""
-        cdef dict extra = <dict>job.extra
+        extra = <dict>job.extra
         if extra.get("parentId") is not None:
             for name, policy in POLICIES:
                 if extra.get(name):
@@ -446,7 +430,7 @@ cdef class Flows(Losses):
                     self.failures.append((job_id, f"{self.c_queue_of(job).name}:{job_id}", extra["parentId"], policy,
                                           error))
                     break
-        return 0
+        return self.c_tell_parents(now_ms)
 
     cdef int c_tell_parents(self, int64_t now_ms) except -1:
         """Let each failure do to its parent what its policy says. A list, not a recursion: flows are deep."""

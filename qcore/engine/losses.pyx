@@ -7,7 +7,7 @@ follows is one decision, here; so is what becomes of dead letters in time.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, FAILED, READY, Job, Run
+from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, FAILED, PARKED, READY, Job, Run
 from qcore.engine.queue cimport Queue
 from qcore.engine.table cimport EV_FAILED, EV_STALLED
 from qcore.engine.transitions cimport Transitions, dead_due
@@ -241,7 +241,7 @@ cdef class Losses(Transitions):
         cdef Py_ssize_t n_lives = 0, n_expiries = 0
         for slot in range(1, self.jobs.fresh):
             job = self.job_at(slot)
-            if job.state == READY or job.state == DELAYED:
+            if job.state in (READY, DELAYED, PARKED):
                 assert (slot in self.living) == (job.extra != NULL and (<dict>job.extra).get("ttl") is not None
                                                  and "begun" not in <dict>job.extra)
                 n_lives += slot in self.living

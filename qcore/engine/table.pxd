@@ -65,7 +65,7 @@ cdef class Table:
     cdef DelayHeap deadlines    # active jobs by lease end or timeout (monotonic ns)
     cdef DelayHeap checks       # queues by the time to look at them again (monotonic ns)
     cdef DelayHeap expiries     # dead letters by the end of their time or their next retry (wall ms)
-    cdef DelayHeap lives        # queued jobs with a ttl by its end (wall ms)
+    cdef DelayHeap lives        # queued and parked jobs with a ttl by its end (wall ms)
     cdef dict living            # slot -> handle in `lives`
     cdef CompletionTokens done  # finished ids, recent first out; value 0: there is no record any more
     cdef Mark *marks            # evidence that no cut has yet, of ids that are numbers

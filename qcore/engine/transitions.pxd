@@ -117,7 +117,6 @@ cdef class Transitions(Capacity):
     cdef int64_t c_leases_over(self, int64_t now_ns) noexcept
     cdef int64_t c_next_due(self, int64_t now_ms, int64_t past_ns, int64_t now_ns) except? -2
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1
-    cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_end_life(self, uint32_t slot) except -1
     cdef bint c_is_watched(self, Queue q, Run *run) noexcept
     cdef int c_watch(self, Queue q, Run *run) except -1

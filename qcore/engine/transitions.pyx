@@ -314,15 +314,11 @@ cdef class Transitions(Capacity):
         return 0
 
     cdef int c_begin_life(self, uint32_t slot, Job *job) except -1:
-        """A queued job with a ttl is dropped when that is over, unless it has started before."""
+        """A queued or parked job with a ttl is dropped when that is over, unless it has started before."""
         cdef object ttl = (<dict>job.extra).get("ttl")
         if ttl is not None and slot not in self.living and "begun" not in <dict>job.extra:
             self.living[slot] = self.lives.c_push(job.created_ms + <int64_t>ttl + 1, job.seq, slot)
         return 0
-
-    cdef int c_outlive(self, uint32_t slot, int64_t now_ms) except -1:
-        """The ttl of a job is over before it has started."""
-        return self.c_forget(slot)
 
     cdef int c_end_life(self, uint32_t slot) except -1:
         cdef object handle = self.living.pop(slot, None)
@@ -363,11 +359,13 @@ cdef class Transitions(Capacity):
         q.parked[slot] = None
         job.state = PARKED
         self.c_list(q, L_PARKED, slot, job)
-        return 0
+        return self.c_begin_life(slot, job)
 
     cdef int c_take_parked(self, Queue q, uint32_t slot, Job *job) except -1:
         """The way out of the PARKED state."""
         del q.parked[slot]
+        if self.living:
+            self.c_end_life(slot)
         self.c_unlist(q, L_PARKED, job)
         return 0
 
@@ -459,7 +457,7 @@ cdef class Transitions(Capacity):
             if job.extra != NULL:
                 ttl = (<dict>job.extra).get("ttl")
                 if ttl is not None and now_ms > job.created_ms + ttl and "begun" not in <dict>job.extra:
-                    self.c_outlive(slot, now_ms)
+                    self.c_forget(slot)
                     continue
                 timeout = (<dict>job.extra).get("timeout")
                 stall = (<dict>job.extra).get("stallTimeout")
@@ -1120,7 +1118,7 @@ cdef class Transitions(Capacity):
                 return 1
             left -= 1
             try:
-                self.c_outlive(item, now_ms)
+                self.c_forget(item)
             except Exception as error:
                 self.c_put_off(self.lives, item, now_ms + PUT_OFF_MS, error)
         while self.expiries.c_first(&due, &item) and due <= now_ms:

@@ -260,7 +260,7 @@ class Engine(Keys, Capacity):
                 waits.append(max(0, deadline - now_ns))
             if job.letter is not None and job.letter.due_ms is not None:
                 waits.append(max(0, job.letter.due_ms - now_ms) * 1_000_000)
-            if job.state in ("ready", "delayed") and job.life_ms is not None:
+            if job.state in ("ready", "delayed", "parked") and job.life_ms is not None:
                 waits.append(max(0, job.life_ms + 1 - now_ms) * 1_000_000)
         waits += [max(0, end - now_ms) * 1_000_000 for end, _ in self.kept.values()]
         return min(waits, default=None)
@@ -432,7 +432,7 @@ class Engine(Keys, Capacity):
         self._promote(queue, now_ms)
         while (job := self._candidate(queue, wishes, now_ns)) is not None:
             if job.life_ms is not None and now_ms > job.life_ms:
-                self._outlive(job, now_ms)
+                self._drop(job.id)
                 continue
             job.state = "active"
             job.begun = True
@@ -1035,7 +1035,7 @@ class Engine(Keys, Capacity):
         for name in sorted(self.queues, key=lambda name: self.queues[name].look_ns or 0):
             self._look(name, now_ms, now_ns)
         while ended := self._outlived(now_ms):
-            self._outlive(ended, now_ms)
+            self._drop(ended.id)
         over = [
             (job.letter.due_ms, job.seq, job)
             for job in self.jobs.values()
@@ -1059,16 +1059,15 @@ class Engine(Keys, Capacity):
         self.kept = {place: what for place, what in self.kept.items() if what[0] > now_ms}
 
     def _outlived(self, now_ms: int) -> Job | None:
-        """The queued job whose ttl was over first."""
+        """The queued or parked job whose ttl was over first."""
         over = [
             (job.life_ms, job.seq, job)
             for job in self.jobs.values()
-            if job.state in ("ready", "delayed") and job.life_ms is not None and job.life_ms < now_ms
+            if job.state in ("ready", "delayed", "parked")
+            and job.life_ms is not None
+            and job.life_ms < now_ms
         ]
         return min(over)[2] if over else None
-
-    def _outlive(self, job: Job, now_ms: int) -> None:
-        self._drop(job.id)
 
     # --- a store -------------------------------------------------------------------------
 

@@ -330,10 +330,6 @@ class FlowEngine(Engine):
             self._tell_parent(*self._failures.pop(), now_ms)
         self._telling = False
 
-    def _outlive(self, job: Job, now_ms: int) -> None:
-        super()._outlive(job, now_ms)
-        self._report(job, "expired before it started", now_ms)
-
     def _tell_parent(self, job: Job, error: str | None, now_ms: int) -> None:
         parent = self._live(job.ties.parent)
         policy = job.ties.policy

@@ -426,31 +426,102 @@ def test_who_is_started_over_has_no_ttl_any_more(engine: Engine, how: str) -> No
 
 
 @pytest.mark.parametrize("by", ["time", "pull"])
-def test_a_child_that_never_started_in_time_has_failed_for_its_parent(by: str) -> None:
-    """Whatever its parent waits for, it does not wait for a job that is gone."""
-    for policy, state in (
-        ("failParentOnFailure", "failed"),
-        ("continueParentOnFailure", "waiting"),
-        ("ignoreDependencyOnFailure", "waiting"),
-        ("removeDependencyOnFailure", "waiting"),
-        (None, "waiting-children"),  # as with any failure
-    ):
-        engine = Engine(SEED)
-        engine.push("parents", None, NOW, job_id="p")
-        extra = {"ttl": 100, "parentId": "p"} | ({} if policy is None else {policy: True})
-        engine.push("q", None, NOW, job_id="c", extra=extra)
-        assert engine.state("p") == "waiting-children"
-        if by == "time":
-            at(engine, 101)
-        else:
-            assert pull(engine, 101) is None
-        engine._check()
-        assert (engine.state("c"), engine.state("p")) == ("unknown", state)
-        if policy == "failParentOnFailure":
-            assert (
-                engine.dead_letters("parents")[0][2]["error"]
-                == "Child job c failed: expired before it started"
-            )
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "failParentOnFailure",
+        "continueParentOnFailure",
+        "ignoreDependencyOnFailure",
+        "removeDependencyOnFailure",
+        None,
+    ],
+)
+def test_a_child_that_never_started_in_time_is_missing_for_its_parent(policy: str | None, by: str) -> None:
+    """As one that was cancelled: it has not failed, so its policy says nothing."""
+    engine = Engine(SEED, tracking=True)
+    engine.push("parents", None, NOW, job_id="p")
+    extra = {"ttl": 100, "parentId": "p"} | ({} if policy is None else {policy: True})
+    engine.push("q", None, NOW, job_id="c", extra=extra)
+    if by == "time":
+        at(engine, 101)
+    else:
+        assert pull(engine, 101) is None
+    for restarted in (False, True):
+        if restarted:
+            engine = reopened(engine)
+        assert (engine.state("c"), engine.state("p")) == ("unknown", "waiting-children")
+        ties = engine.dependencies("p")
+        assert ties is not None
+        assert {kind: ids for kind, ids in ties.items() if ids} == {"missing": ["c"]}
+    assert engine.push("q", None, NOW + 200, job_id="c") == "c"
+    pull(engine, 200)
+    assert engine.ack("c", NOW + 200)
+    assert engine.state("p") == "waiting"
+
+
+QUEUED = (
+    "waiting",
+    "prioritized",
+    "delayed",
+    "waiting-children",
+    "paused",
+    "a group",
+    "a paused group",
+    "a full group",
+)
+
+
+@pytest.mark.parametrize("state", QUEUED)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_count_shows_a_job_past_its_ttl(state: str, restarted: bool) -> None:
+    """Whatever keeps it from starting."""
+    engine = Engine(SEED, tracking=True)
+    extra: dict[str, Any] = {"ttl": 100}
+    how: dict[str, Any] = {}
+    if state == "prioritized":
+        how["priority"] = 7
+    elif state == "delayed":
+        how["delay_ms"] = 5000
+    elif state == "waiting-children":
+        engine.push("others", None, NOW, job_id="o")
+        extra["dependsOn"] = ["o"]
+    elif state == "paused":
+        engine.pause("q", True)
+    elif state != "waiting":
+        extra["groupId"] = "g"
+        if state == "a paused group":
+            engine.pause_group("q", "g", True)
+        elif state == "a full group":
+            engine.set_group_concurrency("q", "g", 1)
+            engine.push("q", None, NOW, job_id="runs", extra={"groupId": "g"})
+            pull(engine, lease_ms=MINUTE)
+    engine.push("q", None, NOW, job_id="j", extra=extra, **how)
+    if restarted:
+        engine = reopened(engine)
+    before = engine.counts("q", NOW + 100)
+    at(engine, 100)
+    assert engine.state("j") != "unknown"
+    at(engine, 101)
+    assert engine.state("j") == "unknown"
+    after = engine.counts("q", NOW + 101)
+    assert sum(before.values()) - sum(after.values()) == 1
+    assert after["waiting"] + after["paused"] + after["prioritized"] + after["delayed"] == 0
+    assert after["waiting-children"] == 0
+    assert engine.sizes()["lives"] == 0
+
+
+def test_what_parks_before_its_first_start_keeps_its_ttl(engine: Engine) -> None:
+    """And what is ready again, too."""
+    engine.push("q", None, NOW, job_id="p", extra={"ttl": 100})
+    engine.push("kids", None, NOW, job_id="c", extra={"parentId": "p"})
+    assert engine.state("p") == "waiting-children"
+    engine._check()
+    kid, _, _ = engine.pull("kids", NOW + 50, 50 * MS)
+    engine.ack(kid, NOW + 50)
+    assert engine.state("p") == "waiting"
+    engine._check()
+    at(engine, 101)
+    assert engine.state("p") == "unknown"
 
 
 # --- clocks (C011) ---------------------------------------------------------------------------
