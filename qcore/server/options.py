@@ -236,18 +236,20 @@ def _backups(a: argparse.Namespace, env: Mapping[str, str], data: str | None) ->
 def _tokens(a: argparse.Namespace, env: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, str]:
     """What the command line says, else what the environment says: tokens, a file, who named the file."""
     if a.token is None and a.token_file is None and a.auth_tokens is None:
-        listed = env.get("AUTH_TOKENS", "")
+        listed, source = env.get("AUTH_TOKENS", ""), "AUTH_TOKENS"
         given: list[str] = []
         file, option = env.get("AUTH_TOKENS_FILE") or None, "AUTH_TOKENS_FILE"
     else:
-        listed = a.auth_tokens or ""
+        listed, source = a.auth_tokens or "", "--auth-tokens"
         given, file, option = a.token or [], a.token_file, "--token-file"
     tokens = tuple(t.strip() for t in given)
     if any(not t for t in tokens):
         raise ConfigError("--token: expected a text, got an empty one")
-    tokens += tuple(t.strip() for t in listed.split(",") if t.strip())
-    if a.auth_tokens is not None and not listed.strip(" ,"):
-        raise ConfigError("--auth-tokens: expected tokens separated by commas, got none")
+    found = tuple(t.strip() for t in listed.split(",") if t.strip())
+    if (listed or a.auth_tokens is not None) and not found:
+        # Who names a list wants a closed server; an unset variable is often an empty one.
+        raise ConfigError(f"{source}: expected tokens separated by commas, got none")
+    tokens += found
     return tokens, file, option
 
 

@@ -129,3 +129,29 @@ def test_a_child_that_takes_the_place_of_a_job_is_waited_for(talk: Talk) -> None
     talk.good("PUSH", queue="q", name="n", uniqueKey="k")
     talk.good("PUSH", queue="q", name="n", uniqueKey="k", dedup={"replace": True}, parentId="p")
     assert talk.good("GetState", id="p")["state"] == "waiting-children"
+
+
+@pytest.mark.parametrize("req_id", [5, 0, -(2**31), 1.5, None, True, False, [1, "a"], b"raw", "text"])
+@pytest.mark.parametrize(
+    ("cmd", "fields"),
+    [
+        ("PUSH", {"queue": "a b", "name": "n"}),
+        ("PUSH", {"queue": "q", "name": "n", "delay": "soon"}),
+        ("PUSH", {"queue": "q", "name": ""}),
+        ("PUSHB", {"queue": "q", "jobs": [{"name": "n", "delay": []}]}),
+        ("PULL", {"queue": ""}),
+        ("PULLB", {"queue": "q", "count": 0}),
+        ("ACK", {"id": "nobody"}),
+        ("ACKB", {"ids": ["a"], "tokens": []}),
+        ("CronGet", {"name": "nobody"}),
+    ],
+)
+def test_a_refusal_has_the_request_id_as_it_came(
+    talk: Talk, cmd: str, fields: dict[str, object], req_id: object
+) -> None:
+    """A client that numbers its requests would wait for its timeout."""
+    talk.send({"cmd": cmd, "reqId": req_id, **fields})
+    (reply,) = talk.replies()
+    assert reply["ok"] is False
+    assert reply["reqId"] == req_id
+    assert type(reply["reqId"]) is type(req_id)

@@ -24,7 +24,17 @@ def test_tokens_add_up_and_the_command_line_wins(token_file: Path) -> None:
     assert parse([], env).tokens == ("a", "b", "one", "two")
     assert parse(["--token", "x"], env).tokens == ("x",)
     assert parse(["--token", "x", "--token-file", str(token_file)], env).tokens == ("x", "one", "two")
-    assert parse([], {"AUTH_TOKENS_FILE": ""}).tokens == ()
+    assert parse([], {"AUTH_TOKENS_FILE": "", "AUTH_TOKENS": ""}).tokens == ()
+
+
+@pytest.mark.parametrize("listed", [",", " ", " , ,"])
+def test_a_list_without_a_token_stops_the_start(listed: str) -> None:
+    """A server that went on would be open."""
+    for args, env in (([], {"AUTH_TOKENS": listed}), (["--auth-tokens", listed], {})):
+        with pytest.raises(
+            ConfigError, match=r"(AUTH_TOKENS|--auth-tokens): expected tokens separated by commas"
+        ):
+            parse(args, env)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"secret\xff\n", b"s" * (1 << 21)])
@@ -59,7 +69,7 @@ def test_an_address_for_others_needs_tokens(token_file: Path) -> None:
         with pytest.raises(ConfigError, match="reachable from other machines"):
             parse(["--host", host], {})
         with pytest.raises(ConfigError, match="reachable from other machines"):
-            parse([], {"HOST": host, "AUTH_TOKENS": " , "})
+            parse([], {"HOST": host, "AUTH_TOKENS": ""})
         assert parse(["--host", host, "--token-file", str(token_file)], {}).host == host
         assert parse(["--host", host, "--allow-unauthenticated"], {}).host == host
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):

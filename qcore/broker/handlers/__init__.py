@@ -92,12 +92,12 @@ def handle(session: Session, frame: bytes) -> int:
         if handler is None:
             commands.find(cmd)  # has the text
             raise commands.UnknownCommand(f"Unknown command: {cmd}")
-        command = commands.COMMANDS[cmd]
-        fields = commands.check(command, request)
     except CommandError as error:
         return session.reply(_early(session, error.message, request, error.code, _came(session, error)))
+    command = commands.COMMANDS[cmd]
     answer = Answer(session, request, command)
     try:
+        fields = commands.check(command, request)
         archived.bring(answer, cmd, fields)
         if command.level == "committed":
             answer.held = session.broker.holds(_named(fields))
