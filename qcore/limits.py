@@ -79,6 +79,8 @@ QUEUE_IDLE_MS = 600_000
 QUEUE_LOOK_MS = 300_000
 #: in steps of so many queues.
 QUEUE_LOOK_STEPS = 1000
+#: What was counted of so many forgotten queues is kept.
+FORGOTTEN_QUEUES = 100_000
 #: Upper bounds of the buckets of times; one more is open.
 LATENCY_BOUNDS_MS = (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 DEFAULT_DLQ_MAX_ENTRIES = 10_000

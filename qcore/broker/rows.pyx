@@ -492,6 +492,7 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
     """Bring back what was counted of each queue, before anything is counted; how many values were unreadable."""
     cdef int bad = 0
     cdef Queue q
+    cdef list forgotten = []
     for index, packed in telemetry:
         try:
             if index == 0:
@@ -499,10 +500,12 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
                 continue
             q = engine.c_queue_at(index)
             if q is None:
-                raise ValueError
-            engine.c_restore_counts(q, packed)
+                forgotten.append((index, packed))
+            else:
+                engine.c_restore_counts(q, packed)
         except (ValueError, TypeError, OverflowError):
             bad += 1
+    bad += engine.c_restore_forgotten(forgotten)
     for key, packed in sorted(minutes):
         try:
             engine.c_restore_minute(key, packed)

@@ -444,6 +444,8 @@ cdef class Engine(Queries):
         cdef Queue q = self.queues.get(queue)
         if q is not None:
             self.c_obliterate(q)
+        else:
+            self.c_forget_counts(queue)
 
     def clean(self, str queue not None, int64_t now_ms, *, int64_t grace_ms=0, str state=None,
               Py_ssize_t limit=1000):

@@ -2,8 +2,8 @@
 
 A queue is made by first use, and costs memory and a row for as long as it is known. One that
 nothing is left of and that nobody has used for a while is forgotten: its record, its row and
-what was counted of it. A name that comes back begins afresh, under another index, because
-rows and evidence of what has passed may still bear the old one.
+its minutes. What was counted of it in all is kept for when the name comes back, which it does
+under another index, because rows and evidence of what has passed may still bear the old one.
 
 Nothing is noted when a queue becomes empty, so that jobs pay nothing for this: its host has
 all queues looked at from time to time, some in each step.

@@ -422,8 +422,10 @@ cdef class Queries(Idle):
     def metrics(self, str queue not None, str kind not None, *, int64_t start=0, int64_t end=-1):
         """Terminal outcomes of a queue, ``completed`` or ``failed``: ((total, time of the latest in ms,
         number in its minute), a page of numbers by minute, minutes in all); see :meth:`Meter.page`.
+
+        Of a forgotten queue the totals are known, and the latest minute.
         """
-        cdef Queue q = self.queues.get(queue)
+        cdef Queue q = self.c_counted(queue)
         if q is None:
             return (0, 0, 0), [], 0
         meter = q.completions if kind == "completed" else q.failures

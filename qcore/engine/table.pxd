@@ -58,6 +58,7 @@ cdef class Table:
     cdef uint32_t n_queue_pages
     cdef uint32_t last_queue    # highest index that was ever given to a queue; none is given again
     cdef dict past              # what passed through the queues that are forgotten
+    cdef object forgotten       # name of a forgotten queue -> (its index, what was counted of it), the oldest first
     cdef dict names             # job name -> index
     cdef list name_texts        # index -> str; entry 0 is None
     cdef list name_packed       # index -> packed bytes
@@ -169,6 +170,10 @@ cdef class Table:
     cdef Queue c_queue(self, str name)
     cdef Queue c_queue_at(self, int64_t index)
     cdef int c_place_queue(self, Queue q) except -1
+    cdef int c_keep_forgotten(self, uint32_t index, str name, bytes packed) except -1
+    cdef Queue c_counted(self, str name)
+    cdef int c_forget_counts(self, str name) except -1
+    cdef int c_restore_forgotten(self, list rows) except -1
     cdef int c_drop_queue(self, Queue q) except -1
     cdef uint32_t c_name(self, str name) except? 0
     cdef uint32_t c_find(self, const char *text, Py_ssize_t n) noexcept

@@ -27,7 +27,7 @@ from qcore.structs.skiplist cimport Key
 from qcore.structs.slab cimport slab_alloc, slab_at, slab_dealloc, slab_free, slab_init
 from qcore.structs.tokens cimport CompletionTokens
 
-from collections import deque
+from collections import OrderedDict, deque
 from functools import partial
 from struct import Struct
 
@@ -126,6 +126,7 @@ cdef class Table:
         self.index = IdTable()
         self.queues = {}
         self.past = dict.fromkeys(("pushed", "pulled", "total_completed", "total_failed"), 0)
+        self.forgotten = OrderedDict()
         self.names = {}
         self.name_texts = [None]
         self.name_packed = [None]
@@ -213,6 +214,11 @@ cdef class Table:
         q = Queue(self.last_queue, name, self.ids.c_random())
         self.c_place_queue(q)
         self.c_mark_queue(q)
+        if name in self.forgotten:
+            index, packed = self.forgotten.pop(name)
+            self.c_restore_counts(q, packed)
+            self.c_side("telemetry", index, None)
+            self.c_mark_counts(q)
         return q
 
     cdef int c_place_queue(self, Queue q) except -1:
@@ -257,7 +263,10 @@ cdef class Table:
         self.c_clear_minutes(q)
         q.n_events = 0
         self.c_trim_journal(q)
-        self.c_side("telemetry", q.index, None)
+        packed = self.c_counts(q) if q.completions.total or q.failures.total else None
+        self.c_side("telemetry", q.index, None if packed is None else packed + q.name.encode())
+        if packed is not None:
+            self.c_keep_forgotten(q.index, q.name, packed)
         # Rows of what has passed may bear its index, so that is known for ever, from the same cut on.
         self.c_side("telemetry", 0, msgpack.packb(self.last_queue))
         if q.listing is not None:
@@ -275,6 +284,30 @@ cdef class Table:
             PyMem_Free(self.queue_pages[page])
             self.queue_pages[page] = NULL
         del self.queues[q.name]
+        return 0
+
+    cdef int c_keep_forgotten(self, uint32_t index, str name, bytes packed) except -1:
+        """Keep what was counted of a queue that is forgotten, for when its name comes back."""
+        cdef object at
+        self.forgotten[name] = index, packed
+        while len(self.forgotten) > limits.FORGOTTEN_QUEUES:
+            at, _ = self.forgotten.popitem(False)[1]
+            self.c_side("telemetry", at, None)
+        return 0
+
+    cdef Queue c_counted(self, str name):
+        """The queue of that name, or what was counted of it while it is forgotten; None when nothing is known."""
+        cdef Queue q = self.queues.get(name)
+        if q is None and name in self.forgotten:
+            q = Queue(0, name, 0)
+            self.c_restore_counts(q, self.forgotten[name][1])
+        return q
+
+    cdef int c_forget_counts(self, str name) except -1:
+        """Forget what was counted of a forgotten queue."""
+        cdef object found = self.forgotten.pop(name, None)
+        if found is not None:
+            self.c_side("telemetry", found[0], None)
         return 0
 
     cdef c_mark_queue(self, Queue q):
@@ -842,6 +875,31 @@ cdef class Table:
                 meter.until_ms = (minute + 1) * MINUTE_MS
                 meter.prev_count = prev_count
         return 0
+
+    cdef int c_restore_forgotten(self, list rows) except -1:
+        """Bring back what was counted of forgotten queues: (index, value) each; how many could not be read.
+
+        The one whose last job ended first is the oldest.
+        """
+        cdef int bad = 0
+        cdef list found = []
+        for index, packed in rows:
+            try:
+                name = packed[_COUNTS.size:].decode()
+                if not name:
+                    raise ValueError("no queue has this index")
+                self.c_restore_counts(Queue(0, name, 0), packed[:_COUNTS.size])
+                fields = _COUNTS.unpack_from(packed)
+            except (ValueError, TypeError):
+                bad += 1
+                continue
+            if name in self.queues:
+                self.c_side("telemetry", index, None)
+            else:
+                found.append((max(fields[3], fields[7]), index, name, packed[:_COUNTS.size]))
+        for _, index, name, packed in sorted(found):
+            self.c_keep_forgotten(index, name, packed)
+        return bad
 
     cdef int c_restore_last_queue(self, bytes packed) except -1:
         """Bring back the highest index that a queue ever had; see :meth:`c_drop_queue`."""

@@ -22,6 +22,11 @@ class Outcomes:
         self.minutes[newest] = self.minutes.get(newest, 0) + 1
         self.minutes = {minute: n for minute, n in self.minutes.items() if minute > newest - most}
 
+    def latest(self) -> Outcomes:
+        """The same without the minutes but the latest."""
+        newest = {minute: n for minute, n in self.minutes.items() if minute == max(self.minutes)}
+        return Outcomes(self.total, self.prev_ms, newest)
+
     def page(self, start: int, end: int) -> tuple[list[int], int]:
         """Numbers by minute, newest first, without gaps, and how many minutes there are."""
         if not self.minutes:

@@ -145,6 +145,7 @@ class Saved:
 
     jobs: dict[str, Job] = field(default_factory=dict)
     queues: dict[str, Queue] = field(default_factory=dict)
+    forgotten: dict[str, tuple[Outcomes, Outcomes]] = field(default_factory=dict)
     kept: dict[tuple[str, tuple[str, bool]], tuple[int, str]] = field(default_factory=dict)
     #: By job: both clocks when its row was written.
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -196,6 +197,8 @@ class Engine(Keys, Capacity):
         self._max_completed = max_completed
         self._max_events = max_events
         self._max_minutes = max_minutes
+        #: Outcomes of the queues that are forgotten, without their minutes but the latest.
+        self.forgotten: dict[str, tuple[Outcomes, Outcomes]] = {}
         #: What passed through the queues that are forgotten.
         self.past = {"pushed": 0, "pulled": 0, "completed": 0, "failed": 0}
         self._evidence: dict[str, str] = {}  # completed ids, oldest first, also of removed jobs -> queue
@@ -271,6 +274,8 @@ class Engine(Keys, Capacity):
         """The queue of that name, made by first use."""
         if name not in self.queues:
             self.queues[name] = Queue(journal=Journal(self._max_events))
+            if name in self.forgotten:
+                self.queues[name].completions, self.queues[name].failures = self.forgotten.pop(name)
         self.queues[name].used = True
         return self.queues[name]
 
@@ -290,6 +295,7 @@ class Engine(Keys, Capacity):
             q.used = False
         for name in gone:
             q = self.queues.pop(name)
+            self.forgotten[name] = (q.completions.latest(), q.failures.latest())
             for total in self.past:
                 self.past[total] += getattr(q, total)
             # Later jobs of this name have nothing to do with what was completed before.
@@ -332,8 +338,11 @@ class Engine(Keys, Capacity):
     def metrics(
         self, queue: str, kind: str, *, start: int = 0, end: int = -1
     ) -> tuple[tuple[int, int, int], list[int], int]:
-        q = self.queues.get(queue, Queue())
-        outcomes = q.completions if kind == "completed" else q.failures
+        if queue in self.queues:
+            pair = (self.queues[queue].completions, self.queues[queue].failures)
+        else:
+            pair = self.forgotten.get(queue, (Outcomes(), Outcomes()))
+        outcomes = pair[kind == "failed"]
         newest = outcomes.minutes[max(outcomes.minutes)] if outcomes.minutes else 0
         return (outcomes.total, outcomes.prev_ms, newest), *outcomes.page(start, end)
 
@@ -780,6 +789,7 @@ class Engine(Keys, Capacity):
             if job.state == "completed":
                 self._evidence.pop(job.id, None)
         self._end_evidence(queue)
+        self.forgotten.pop(queue, None)
         self.kept = {place: what for place, what in self.kept.items() if place[0] != queue}
         if queue in self.queues:
             q = self.queues[queue]
@@ -1077,7 +1087,7 @@ class Engine(Keys, Capacity):
         The others keep their rows, and must not differ from them but by what needs no
         row: that their time has come, or which session holds them.
         """
-        saved = copy.deepcopy(Saved(jobs=self.jobs, queues=self.queues, kept=self.kept))
+        saved = copy.deepcopy(Saved(self.jobs, self.queues, self.forgotten, self.kept))
         for job_id, job in saved.jobs.items():
             if job.seq in changed:
                 saved.written[job_id] = (now_ms, now_ns)
@@ -1100,6 +1110,7 @@ class Engine(Keys, Capacity):
         everywhere, self.listening_everywhere = self.listening_everywhere, False
         self.jobs = saved.jobs
         self.kept = saved.kept
+        self.forgotten = saved.forgotten
         self._ended = 0
         self.queues = {
             name: Queue(

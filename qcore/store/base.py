@@ -31,7 +31,8 @@ STATE_UNREADABLE = -1
 #: * ``logs`` (seq of the job): its log lines
 #: * ``minutes`` (number): closed minutes of the metrics of a queue
 #: * ``schedules`` (name): what is to be added at its time
-#: * ``telemetry`` (queue id): counts of events and outcomes of a queue; at 0 the highest id there ever was
+#: * ``telemetry`` (queue id): counts of events and outcomes of a queue, with its name once it is
+#:   forgotten; at 0 the highest id there ever was
 #: * ``webhooks`` (id): addresses that are told of events
 SIDE_TABLES: Final = (
     "evidence",

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from broker_talk import Talk
 
+from qcore import limits
 from qcore.broker import open_broker, rows
 from qcore.broker.core import Broker
 from qcore.broker.opening import close_broker, commit, flush
@@ -85,7 +86,11 @@ def test_invariant_50_queues_are_forgotten(clock: ManualClock, durable: bool) ->
             found = store.load()
             left = {table: n for table, n in found.side.items() if n and table not in BOUNDED}
             assert (list(found.queues), list(found.jobs)) == ([], [])
-            assert left == {"telemetry": [(0, msgpack.packb(300 * (day + 1)))]}  # no index is given again
+            assert list(left) == ["telemetry"]
+            (last, *counted) = left["telemetry"]
+            assert last == (0, msgpack.packb(300 * (day + 1)))  # no index is given again
+            assert len(counted) == 300 * (day + 1)
+            assert sum(len(packed) for _, packed in counted) < 100 * len(counted)
     stats = talk.good("Metrics")["metrics"]
     assert (stats["totalPushed"], stats["totalPulled"], stats["totalCompleted"]) == (900, 900, 900)
 
@@ -247,7 +252,6 @@ def test_a_name_that_comes_back_begins_afresh(clock: ManualClock) -> None:
     # A session that asked for it before asks again; it makes no queue by that.
     assert talk.good("GetJobs", queue="q")["jobs"] == []
     assert talk.good("GetJobCounts", queue="q")["counts"]["completed"] == 0
-    assert talk.good("Metrics", queue="q", type="completed")["data"]["meta"]["count"] == 0
     assert talk.good("TrimEvents", queue="q", maxLength=0)["data"]["removed"] == 0
     assert talk.good("PULL", queue="q")["job"] is None
     assert names(talk) == []
@@ -257,7 +261,6 @@ def test_a_name_that_comes_back_begins_afresh(clock: ManualClock) -> None:
     again = broker.engine.queue("q")
     assert again is not None
     assert again.index > found.index
-    assert again.completions.total == 1
     assert talk.good("GetJobs", queue="q")["jobs"] == []
     # What was completed under the old queue is known still, also when the new one is obliterated.
     talk.good("Obliterate", queue="q")
@@ -267,6 +270,113 @@ def test_a_name_that_comes_back_begins_afresh(clock: ManualClock) -> None:
     talk = Talk(open_broker(store=store.reopened(), mode="server", clock=clock, seed=bytes(16)))
     talk.good("PUSH", queue="w", name="n", dependsOn=[done], jobId="after a restart")
     assert talk.good("GetState", id="after a restart")["state"] == "waiting"
+
+
+def outcomes(talk: Talk, queue: str) -> tuple[int, ...]:
+    """Totals of completions and failures, in both ways of asking for them."""
+    meta = [talk.good("Metrics", queue=queue, type=kind)["data"]["meta"] for kind in ("completed", "failed")]
+    counts = talk.good("DashboardQueue", queue=queue)["data"]["counts"]
+    assert [one["count"] for one in meta] == [counts["totalCompleted"], counts["totalFailed"]]
+    return tuple(one["count"] for one in meta)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_totals_go_on_when_the_name_comes_back(tmp_path: Path, clock: ManualClock, restarts: bool) -> None:
+    """A reader that adds up what a name has done would see it begin anew, and count wrong."""
+    lives = 0
+
+    def start() -> tuple[Broker, Talk]:
+        nonlocal lives
+        lives += 1
+        broker = open_broker(str(tmp_path / "q.db"), mode="server", clock=clock, seed=bytes([lives] * 16))
+        return broker, Talk(broker)
+
+    def lived(broker: Broker, talk: Talk) -> tuple[Broker, Talk]:
+        if not restarts:
+            return broker, talk
+        close_broker(broker)
+        return start()
+
+    broker, talk = start()
+    for n in range(1, 4):
+        run(talk, "q")
+        run(talk, "q")
+        job_id = talk.good("PUSH", queue="q", name="n", maxAttempts=1, removeOnFail=True)["id"]
+        token = talk.good("PULL", queue="q", owner="w")["token"]
+        talk.good("FAIL", id=job_id, token=token, error="no")
+        talk.good("Pause", queue="never-used")
+        talk.good("Resume", queue="never-used")
+        assert outcomes(talk, "q") == (2 * n, n)
+        idle(broker, clock)
+        assert names(talk) == []
+        broker, talk = lived(broker, talk)
+        assert (names(talk), outcomes(talk, "q")) == ([], (2 * n, n))
+        latest = talk.good("Metrics", queue="q", type="completed")["data"]
+        assert (latest["meta"]["prevCount"], latest["data"]) == (2, [2])
+        talk.good("Pause", queue="q")
+        talk.good("Resume", queue="q")
+        text = talk.good("Prometheus")["data"]["metrics"]
+        assert f'bunqueue_queue_jobs_completed_total{{queue="q"}} {2 * n}.0' in text
+        turns(broker)
+        broker, talk = lived(broker, talk)
+        assert (names(talk), outcomes(talk, "q")) == (["q"], (2 * n, n))
+        broker.engine._check()
+    idle(broker, clock)
+    talk.good("Obliterate", queue="q")
+    broker, talk = lived(broker, talk)
+    assert outcomes(talk, "q") == (0, 0)
+    assert names(talk) == []
+    close_broker(broker)
+
+
+def test_totals_are_kept_of_so_many_forgotten_queues(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ones that were used last, also after a restart."""
+    monkeypatch.setattr(limits, "FORGOTTEN_QUEUES", 3)
+    store = MemoryStore()
+    broker = open_broker(store=store, mode="server", clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    for queue in "abcde":
+        run(talk, queue)
+        if queue == "c":
+            run(talk, "a")
+        idle(broker, clock)
+    assert [sum(outcomes(talk, queue)) for queue in "abcde"] == [2, 0, 0, 1, 1]
+    assert len(store.load().side["telemetry"]) == 4
+    run(talk, "c")
+    idle(broker, clock)
+    broker = open_broker(store=store.reopened(), mode="server", clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    run(talk, "f")
+    idle(broker, clock)
+    assert [sum(outcomes(talk, queue)) for queue in "abcdef"] == [0, 0, 1, 0, 1, 1]
+
+
+def test_a_count_that_cannot_be_read_is_left_out(clock: ManualClock) -> None:
+    engine = Engine(bytes(16), tracking=True)
+    assert (
+        rows.restore_counts(
+            engine, [(7, b"?"), (8, b"\1" + bytes(72) + b"\xff"), (9, None), (10, b"\1" + bytes(72))], []
+        )
+        == 4
+    )
+    assert rows.restore_counts(engine, [(7, b"\1" + bytes(72) + b"q")], []) == 0
+    assert engine.metrics("q", "completed")[0] == (0, 0, 0)
+
+
+def test_a_webhook_for_a_queue_holds_it(clock: ManualClock) -> None:
+    broker = open_broker(clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    run(talk, "q")
+    run(talk, "other")
+    hook = talk.good("AddWebhook", url="https://example.com/q", queue="q", events=["job.failed"])
+    talk.good("AddWebhook", url="https://example.com/all", events=["job.failed"])
+    idle(broker, clock, 2 * LONG_MS)
+    assert names(talk) == ["q"]
+    talk.good("SetWebhookEnabled", id=hook["data"]["webhookId"], enabled=False)
+    idle(broker, clock)
+    assert names(talk) == []
 
 
 @pytest.mark.parametrize("how", ["close", "kill"])

@@ -124,12 +124,13 @@ def _dashboard_queue(answer: Answer, fields: Fields) -> Reply:
     broker = session.broker
     name = fields["queue"]
     queue = broker.engine.queue(name)
+    (completed, *_), (failed, *_) = (broker.engine.metrics(name, kind)[0] for kind in ("completed", "failed"))
     data: Reply = {
         "name": name,
         "counts": {
             **broker.engine.counts(name, broker.wall_ms),
-            "totalCompleted": 0 if queue is None else queue.completions.total,
-            "totalFailed": 0 if queue is None else queue.failures.total,
+            "totalCompleted": completed,
+            "totalFailed": failed,
         },
         "paused": queue is not None and queue.paused,
         "priorityCounts": _data_of_queue("GetCountsPerPriority", answer, name)["counts"],
