@@ -79,6 +79,8 @@ QUEUE_IDLE_MS = 600_000
 QUEUE_LOOK_MS = 300_000
 #: in steps of so many queues.
 QUEUE_LOOK_STEPS = 1000
+#: So many times the evidence that is kept may stand in rows, with what was taken back of it.
+EVIDENCE_SLACK = 4
 #: What was counted of so many forgotten queues is kept.
 FORGOTTEN_QUEUES = 100_000
 #: Upper bounds of the buckets of times; one more is open.

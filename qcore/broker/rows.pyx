@@ -28,7 +28,7 @@ from qcore.engine.job cimport (
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
-from qcore.engine.table cimport MARK_QUEUE_ENDS, Mark
+from qcore.engine.table cimport MARK_KEPT, MARK_QUEUE_ENDS, Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RawRow, RowCursor, RowHead, row_of
@@ -1344,7 +1344,7 @@ def restore_evidence(Engine engine not None, list rows):
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
             bad.append(key)
             continue
-        engine.mark_rows.append((key, len(found)))
+        engine.mark_rows.append((key, len(found), sum([one[1] == MARK_KEPT for one in found])))
         engine.n_marked += len(found)
         engine.loaded_marks.extend(found)
     return bad
@@ -1365,8 +1365,15 @@ cdef list _loaded_evidence(Engine engine):
         if kept and not (engine.c_slot(text) if text is not None else engine.c_find_number(hi, lo)):
             last[(hi, lo)] = (at_ms, n, queue, text is not None)
     engine.loaded_marks = []
-    return sorted([(at_ms, n, hi, lo, queue) for (hi, lo), (at_ms, n, queue, is_text) in last.items()
-                   if n > ends.get((queue, is_text), -1)])
+    found = sorted([(at_ms, n, hi, lo, queue) for (hi, lo), (at_ms, n, queue, is_text) in last.items()
+                    if n > ends.get((queue, is_text), -1)])
+    if engine.mark_rows:
+        # What they take away from each other counts as of the last: until that goes, they are not counted too high.
+        total = sum([row[2] for row in engine.mark_rows])
+        key, n, lasting = engine.mark_rows.pop()
+        engine.mark_rows.append((key, n, lasting - (total - len(found))))
+        engine.n_lasting = len(found)
+    return found
 
 
 cdef int _one_value(const uint8_t *p, Py_ssize_t n) except -1:

@@ -12,7 +12,7 @@ parent. After a restart the open edges follow from what there is:
 
 * ``dependsOn``, ``childrenIds``, ``parentId``: as they were given
 * ``settledEdges``: the first so many of ``dependsOn`` are done with, whatever becomes of them
-* ``edgesDone``: ids that were satisfied by evidence alone at admission
+* ``edgesDone``: ids that were satisfied by evidence alone at admission, or when the job was started over
 * ``edgesDropped``: id of a failed child -> [policy, "queue:id", error]
 * ``childFailed``: [id, text] of a child whose failure ends this job as soon as it parks
 """
@@ -160,6 +160,7 @@ cdef class Flows(Losses):
                 self.c_note_gone(job, job.queue)
                 self.c_forget_done(slot, job, self.c_queue_of(job))
         else:
+            self.n_lasting_marks -= 1       # known before, and now again
             self.c_note_evidence(None if number else job_id, hi, lo, entry.owner, True)
         if evicted.value:
             self.c_evict(evicted.value)
@@ -208,10 +209,10 @@ cdef class Flows(Losses):
         cdef str own = self.c_id(job)
         cdef uint32_t other
         for i, job_id in enumerate(deps):
-            if i < settled or job_id in dropped or job_id in done:
+            if job_id in dropped or job_id in done:
                 continue
             how = OPEN if job_id in self.batch else self.c_done_as(job_id)
-            if how == OPEN:
+            if how == OPEN and i >= settled:
                 open_.add(job_id)
             elif how == EVIDENCED:
                 extra.setdefault("edgesDone", []).append(job_id)
@@ -297,6 +298,7 @@ cdef class Flows(Losses):
                     tied.append((None if is_number else job_id, hi, lo))
         Losses.c_end_evidence(self, q)
         # What live jobs are tied to stays, and is of no queue: say so behind the end of this one.
+        self.n_lasting_marks -= len(tied)
         for text, hi, lo in tied:
             self.c_note_evidence(text, hi, lo, 0, True)
         return 0

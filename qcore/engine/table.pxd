@@ -33,6 +33,7 @@ cdef enum EventType:            # bits of a queue's event mask
 
 # What became of the evidence of one id, for the next cut.
 cdef enum:
+    MARK_KEPT = 1
     MARK_QUEUE_ENDS = 2         # all ids of the queue so far are forgotten
 
 
@@ -73,8 +74,10 @@ cdef class Table:
     cdef uint32_t n_marks, cap_marks
     cdef list text_marks        # the same of other ids: (id, ms, queue, kept)
     cdef int64_t mark_row       # number of the row that the present marks go to
-    cdef object mark_rows       # (number, ids) of the rows in the store, oldest first
+    cdef Py_ssize_t n_lasting_marks     # evidence that they add, less what they or earlier ones take away
+    cdef object mark_rows       # (number, ids, what they add) of the rows in the store, oldest first
     cdef Py_ssize_t n_marked    # ids in those rows
+    cdef Py_ssize_t n_lasting   # what those rows add
     cdef list loaded_marks      # what the store had, until all jobs are there
     cdef int64_t done_ms        # time of the last completion
     cdef dict needed            # id -> slots of the live jobs that depend on it or read its result

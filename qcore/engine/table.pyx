@@ -969,6 +969,7 @@ cdef class Table:
             return 0
         if not self.n_marks and not self.text_marks:
             self.c_open_marks()
+        self.n_lasting_marks += kept == MARK_KEPT
         if text is not None:
             self.text_marks.append((text, self.done_ms, queue, int(kept)))
             return 0
@@ -990,18 +991,27 @@ cdef class Table:
 
     cdef int c_end_evidence(self, Queue q) except -1:
         """Forget the completed ids of a queue, but those that live jobs are tied to. O(what is known)."""
-        if not self.done.c_delete_owner(q.index, False) and not (self.n_marked or self.n_marks or self.text_marks):
+        cdef Py_ssize_t n = self.done.c_delete_owner(q.index, False)
+        if not n and not (self.n_marked or self.n_marks or self.text_marks):
             return 0
+        self.n_lasting_marks -= n
         # The ids with texts and the others are lists of their own.
         self.c_note_evidence("", 0, 0, q.index, MARK_QUEUE_ENDS)
         return self.c_note_evidence(None, 0, 0, q.index, MARK_QUEUE_ENDS)
 
     cdef int c_open_marks(self) except -1:
-        """Begin the row of this cut; the oldest rows go once the others hold as many ids as are kept."""
+        """Begin the row of this cut; the oldest rows go once the others know as many ids as are kept.
+
+        What takes an id away, or brings it again, takes room in a row too, and must not push out what is known still;
+        up to a bound, since there is no end of such.
+        """
+        cdef Py_ssize_t cap = self.done.cap
         self.c_side("evidence", self.mark_row, self._pack_marks)
-        while self.mark_rows and self.n_marked - self.mark_rows[0][1] >= <Py_ssize_t>self.done.cap:
-            row, n = self.mark_rows.popleft()
+        while self.mark_rows and (self.n_lasting - self.mark_rows[0][2] >= cap
+                                  or self.n_marked - self.mark_rows[0][1] >= limits.EVIDENCE_SLACK * cap):
+            row, n, lasting = self.mark_rows.popleft()
             self.n_marked -= n
+            self.n_lasting -= lasting
             self.c_side("evidence", row, None)
         return 0
 
@@ -1126,8 +1136,10 @@ cdef class Table:
         self.counted = []
         if self.n_marks or self.text_marks:
             n = len(self.text_marks) + self.n_marks
-            self.mark_rows.append((self.mark_row, n))
+            self.mark_rows.append((self.mark_row, n, self.n_lasting_marks))
             self.n_marked += n
+            self.n_lasting += self.n_lasting_marks
+            self.n_lasting_marks = 0
             self.mark_row += 1
             self.n_marks = 0
             self.text_marks = []

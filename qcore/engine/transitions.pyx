@@ -125,6 +125,7 @@ cdef class Transitions(Capacity):
             # Evidence of an earlier generation must not give this one its old place.
             if self.done.c_get(done_hi, done_lo, &evidence):
                 self.done.c_delete(done_hi, done_lo)
+                self.n_lasting_marks -= evidence.value == 0
                 self.c_note_evidence(PyUnicode_DecodeUTF8(spec.id_text, spec.id_n, NULL) if flags & F_TEXT_ID else None,
                                      done_hi, done_lo, evidence.owner, False)
         else:

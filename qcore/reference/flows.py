@@ -195,14 +195,22 @@ class FlowEngine(Engine):
                 raise StateError(f"The unique key is held by a job that is not a child of {parent}")
         return super()._make_way(queue, key, now_ms)
 
+    def _evidenced(self, job: Job) -> set[str]:
+        """What a job depends on that is known as completed and not there."""
+        return {
+            other
+            for other in job.ties.depends_on
+            if self.is_done(other) and other not in self.jobs and other not in self.held
+        }
+
+    def _start_over(self, job: Job, now_ms: int, before: str) -> None:
+        job.ties.evidenced |= self._evidenced(job) - job.ties.dropped.keys()
+        super()._start_over(job, now_ms, before)
+
     def _enqueue(self, job: Job, now_ms: int) -> None:
         if self._new_ties is not None:
             job.ties, self._new_ties = self._new_ties, None
-            job.ties.evidenced = {
-                other
-                for other in job.ties.depends_on
-                if self.is_done(other) and other not in self.jobs and other not in self.held
-            }
+            job.ties.evidenced = self._evidenced(job)
             parent = self._live(job.ties.parent)
             if parent is not None and parent is not job:
                 self._attach(parent, job.id, now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -145,6 +146,97 @@ def test_evidence_of_an_id_that_lives_again_is_forgotten_on_disk_too(machine: Ma
     machine.restart()
     with pytest.raises(FlowError, match="Dependency job not found: a"):
         machine.add("e", depends=("a",))
+
+
+def shown(machine: Machine, job_id: str) -> dict[str, list[str]]:
+    ties = machine.engine.dependencies(job_id)
+    assert ties is not None
+    return {kind: ids for kind, ids in ties.items() if ids}
+
+
+def start_over(machine: Machine) -> None:
+    machine.fail("z")
+    machine.save()
+    assert machine.engine.retry_dead("z", NOW) == 1
+
+
+def complete_again(machine: Machine) -> None:
+    start_over(machine)
+    machine.save()
+    machine.finish("z")
+
+
+HOLDERS: dict[str, Callable[[Machine], object]] = {
+    "failed": lambda machine: machine.fail("z"),
+    "completed": lambda machine: machine.finish("z"),
+    "started over": start_over,
+    "completed after a failure": complete_again,
+}
+
+
+def obliterate_another(machine: Machine) -> None:
+    machine.add("x", queue="other", remove_on_complete=True)
+    machine.finish("other")
+    machine.save()
+    machine.engine.obliterate("other")
+
+
+def open_edges(machine: Machine) -> None:
+    """Each of them takes back what the file may hold of an earlier job of that id."""
+    for n in range(5):
+        machine.add(f"parent {n}", queue="parents")
+        machine.add(f"kid {n}", queue="kids", extra={"parentId": f"parent {n}"})
+        machine.save()
+
+
+def use_an_id_again(machine: Machine) -> None:
+    for _ in range(5):
+        machine.add("again", queue="o")
+        machine.finish("o", remove=True)
+        machine.save()
+
+
+@pytest.mark.parametrize("since", [obliterate_another, open_edges, use_an_id_again])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_is_shown_as_processed_is_so_after_a_restart(
+    holder: str, since: Callable[[Machine], None]
+) -> None:
+    machine = Machine(max_completed=3)
+    machine.add("c", remove_on_complete=True)
+    machine.add("d", queue="z", depends=("c",))
+    machine.finish()
+    machine.save()
+    HOLDERS[holder](machine)
+    machine.save()
+    since(machine)
+    for _ in range(3):
+        assert shown(machine, "d") == {"processed": ["c"]}
+        machine.restart()
+
+
+def test_what_a_job_that_was_started_over_is_tied_to_stays_known() -> None:
+    """However many are completed meanwhile: it is pinned, and the job says so itself."""
+    machine = Machine(max_completed=3)
+    machine.add("c", remove_on_complete=True)
+    machine.add("d", queue="z", depends=("c",))
+    machine.finish()
+    start_over(machine)
+    for n in range(10):
+        machine.add(f"other {n}", queue="o")
+        machine.finish("o", remove=True)
+        machine.save()
+    for _ in range(3):
+        assert shown(machine, "d") == {"processed": ["c"]}
+        machine.restart()
+
+
+def test_rows_of_evidence_are_bounded_whatever_is_taken_back() -> None:
+    machine = Machine(max_completed=3)
+    for _ in range(30):
+        use_an_id_again(machine)
+    assert len(machine.store.load().side["evidence"]) <= 4 * 3 + 1
+    machine.restart()
+    assert machine.engine.owns("again")
 
 
 def test_rows_of_evidence_go_when_memory_has_forgotten_them() -> None:
