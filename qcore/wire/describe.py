@@ -9,14 +9,20 @@ from qcore.wire.commands import COMMANDS, JOB_OPTIONS
 from qcore.wire.fields import ABSENT, Field, Kind
 from qcore.wire.tables.shape import Command, job_id_first
 
+_SETTINGS: Final = (
+    "Numbers may be texts of digits, and are rounded. Other keys, values of another type and numbers below 0 "
+    "are passed over; what is not given stays as it is"
+)
 #: What a value of each kind is, and what the kind itself bounds.
 KINDS: Final[Mapping[Kind, str]] = {
     "any": "any value",
     "backoff": "ms ≥ 0, or a map: `type` (`fixed`, else `exponential`), `delay`, `maxDelay`, `jitter` 0 to 1",
     "batch": "a list of maps, each with the job options",
+    "count": "a whole number or a text of digits, 0 or more",
     "data": "any value; its JSON text has at most 10,485,760 characters",
-    "dead_config": "a map: `autoRetry`, `autoRetryInterval`, `maxAutoRetries`, `maxAge` (may be null), "
-    "`maxEntries` ≥ 1",
+    "date": "ms since the epoch, or a text like `2026-03-08T02:30:00Z`",
+    "dead_config": "a map: `autoRetry`, true or false; `autoRetryInterval`, `maxAge` in ms (null: "
+    "for ever), `maxAutoRetries`, `maxEntries` (0 counts as 1). " + _SETTINGS,
     "dedup": "a map: `ttl` in ms, `extend`, `replace`, `keepUntilExpiry`",
     "duration": "a finite number or a text of digits; rounded to whole ms",
     "event_types": "a list of 1 to 32 names of events",
@@ -49,7 +55,8 @@ KINDS: Final[Mapping[Kind, str]] = {
     "safe": "a whole number, 1 to 2^53 - 1",
     "span": "ms, more than 0; anything else counts as not given",
     "stack": "a list; texts in it are kept",
-    "stall_config": "a map: `enabled`, `stallInterval`, `maxStalls`, `gracePeriod`",
+    "stall_config": "a map: `enabled`, true or false; `stallInterval` and `gracePeriod` in ms, `maxStalls`. "
+    + _SETTINGS,
     "states": "the name of a state, or a list of such",
     "string": "a text, also an empty one",
     "tags": "a list of texts of at most 256 characters",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgpack import ExtType
 
@@ -117,7 +117,9 @@ Kind = Literal[
     "any",  # any value, kept as it came
     "backoff",  # a number of ms, or {type, delay, maxDelay, jitter}
     "batch",  # a list of job option maps
+    "count",  # a whole number of things, 0 or more, or a text of digits
     "data",  # any value, of bounded size
+    "date",  # an instant, as a number or a text
     "dead_config",  # settings of dead letters, what is not of its type left out
     "dedup",  # {ttl, extend, replace, keepUntilExpiry}
     "event_types",  # a list of 1 to 32 names of events
@@ -186,6 +188,56 @@ class Field:
     implied: bool = False
     absent: str = ""
     meant: tuple[str, ...] | tuple[int, int] | None = None
+
+
+#: The maps among the kinds: what each may hold.
+MAPS: Final[Mapping[Kind, tuple[Field, ...]]] = {
+    "backoff": (
+        Field("type", "any", meant=("fixed", "exponential")),
+        Field("delay", "duration", minimum=0),
+        Field("maxDelay", "duration", minimum=0, maximum=MAX_BACKOFF_OPTION_MS),
+        Field("jitter", "option", minimum=0, maximum=1),
+    ),
+    "dedup": (
+        Field("ttl", "duration"),
+        Field("extend", "flag"),
+        Field("replace", "flag"),
+        Field("keepUntilExpiry", "flag"),
+    ),
+    "filter": (
+        Field("reason", "string", meant=DEAD_REASONS),
+        Field("retriable", "flag"),
+        Field("expired", "flag"),
+        Field("olderThan", "duration"),
+        Field("newerThan", "duration"),
+        Field("limit", "duration"),
+        Field("offset", "duration"),
+    ),
+    "occurrence": (
+        Field("maxAttempts", "runs"),
+        Field("backoff", "backoff"),
+        Field("timeout", "duration", minimum=0),
+        Field("delay", "duration"),
+        Field("stallTimeout", "duration"),
+        Field("removeOnComplete", "removal"),
+        Field("removeOnFail", "removal"),
+    ),
+    "removal": (Field("age", "option", minimum=0), Field("count", "count")),
+    "repeat": (
+        Field("every", "option"),
+        Field("pattern", "string"),
+        Field("limit", "count"),
+        Field("count", "count"),
+        Field("prevMillis", "option"),
+        Field("offset", "option"),
+        Field("tz", "string"),
+        Field("jobId", "string"),
+        Field("startDate", "date"),
+        Field("endDate", "date"),
+        Field("immediately", "flag"),
+        Field("continueOnFailure", "flag"),
+    ),
+}
 
 
 class Refused(Exception):
@@ -327,13 +379,37 @@ def _number_check(field: Field, *, numeric_text: bool, duration: bool = False, w
     return check
 
 
-def _count(name: str, value: object) -> int:
-    """A whole number of things, 0 or more, also as a text."""
-    number = _number(name, value, numeric_text=True)
-    if not isinstance(number, int):
-        raise Refused(f"{name} must be an integer", number)
-    _bounded(name, number, 0, None)
-    return min(number, MAX_SAFE_INTEGER)  # beyond that it says the same
+def _count(field: Field) -> Check:
+    name = field.name
+
+    def check(value: object) -> int:
+        number = _number(name, value, numeric_text=True)
+        if not isinstance(number, int):
+            raise Refused(f"{name} must be an integer", number)
+        _bounded(name, number, 0, None)
+        return min(number, MAX_SAFE_INTEGER)  # beyond that it says the same
+
+    return check
+
+
+def _parts(field: Field) -> Callable[[object], dict[str, Any]]:
+    """The check of a map: what is given of its parts, each by its own kind, and nothing else."""
+    checks = {
+        part.name: checker(replace(part, name=f"{field.name}.{part.name}")) for part in MAPS[field.kind]
+    }
+
+    def check(value: object) -> dict[str, Any]:
+        fields = _object(field.name, value)
+        out = {}
+        for name, one in checks.items():
+            if given(fields.get(name)):
+                try:
+                    out[name] = one(fields[name])
+                except Refused as refused:
+                    raise seen(refused, fields[name]) from None
+        return out
+
+    return check
 
 
 def _any(field: Field) -> Check:
@@ -471,32 +547,22 @@ def _runs(field: Field) -> Check:
 def _backoff(field: Field) -> Check:
     name = field.name
 
+    parts = _parts(field)
+
     def check(value: object) -> object:
         if not isinstance(value, dict):
             number = _number(name, value, numeric_text=True)
             _bounded(name, number, 0, None)
             return _whole_ms(number)
-        out: dict[str, object] = {"type": "fixed" if value.get("type") == "fixed" else "exponential"}
-        delay: int | float = DEFAULT_BACKOFF_MS
-        if given(value.get("delay")):
-            delay = _number(f"{name}.delay", value["delay"], numeric_text=True)
-            _bounded(f"{name}.delay", delay, 0, None)
-        out["delay"] = _whole_ms(delay)
-        if given(value.get("maxDelay")):
-            most = _number(f"{name}.maxDelay", value["maxDelay"], numeric_text=True)
-            _bounded(f"{name}.maxDelay", most, 0, MAX_BACKOFF_OPTION_MS)
-            out["maxDelay"] = _whole_ms(most)
-        if given(value.get("jitter")):
-            jitter = _number(f"{name}.jitter", value["jitter"], numeric_text=True)
-            _bounded(f"{name}.jitter", jitter, 0, 1)
-            out["jitter"] = jitter
-        return out
+        kind = "fixed" if value.get("type") == "fixed" else "exponential"
+        return {"delay": DEFAULT_BACKOFF_MS, **parts(value), "type": kind}
 
     return check
 
 
 def _removal(field: Field) -> Check:
     name = field.name
+    parts = _parts(replace(field, kind="removal"))
 
     def check(value: object) -> object:
         if isinstance(value, bool):
@@ -509,17 +575,9 @@ def _removal(field: Field) -> Check:
             return min(count, MAX_SAFE_INTEGER)  # beyond that it says the same
         if not isinstance(value, dict):
             raise Refused(f"{name} must be a boolean, a number or an object")
-        out: dict[str, object] = {}
-        if given(value.get("age")):
-            age = _number(f"{name}.age", value["age"], numeric_text=True)
-            _bounded(f"{name}.age", age, 0, None)
-            out["age"] = min(age, MAX_TIME_MS)
-        if given(value.get("count")):
-            count = _number(f"{name}.count", value["count"], numeric_text=True)
-            if not isinstance(count, int):
-                raise Refused(f"{name}.count must be an integer", count)
-            _bounded(f"{name}.count", count, 0, None)
-            out["count"] = min(count, MAX_SAFE_INTEGER)
+        out = parts(value)
+        if "age" in out:
+            out["age"] = min(out["age"], MAX_TIME_MS)
         if not out:
             raise Refused(f"{name} requires age or count")
         return out
@@ -541,14 +599,10 @@ def _removals(field: Field) -> Check:
 def _dedup(field: Field) -> Check:
     name = field.name
 
+    parts = _parts(field)
+
     def check(value: object) -> dict[str, object]:
-        fields = _object(name, value)
-        out: dict[str, object] = {}
-        if given(fields.get("ttl")):
-            out["ttl"] = _whole_ms(_number(f"{name}.ttl", fields["ttl"], numeric_text=True))
-        for key in ("extend", "replace", "keepUntilExpiry"):
-            if given(fields.get(key)):
-                out[key] = _flag(f"{name}.{key}", fields[key])
+        out = parts(value)
         if out.get("keepUntilExpiry") and "ttl" not in out:
             raise Refused(f"{name}.keepUntilExpiry requires {name}.ttl")
         return out
@@ -641,6 +695,8 @@ def _group(field: Field) -> Check:
 
 
 def _repeat(field: Field) -> Check:
+    parts = _parts(field)
+
     def check(value: object) -> object:
         if value is False:
             return ABSENT
@@ -654,38 +710,27 @@ def _repeat(field: Field) -> Check:
                 every = 0
             if every <= 0:
                 raise Refused("repeat.every must be a positive finite number", fields["every"])
-            fields["every"] = every
         elif not isinstance(fields["pattern"], str) or not fields["pattern"]:
             raise Refused("Invalid repeat pattern: it must be a non-empty string", fields["pattern"])
-        for key in ("limit", "count"):
-            if key in fields:
-                fields[key] = _count(f"repeat.{key}", fields[key])
-        for key in ("prevMillis", "offset"):
-            if key in fields:
-                fields[key] = _number(f"repeat.{key}", fields[key], numeric_text=True)
-        for key in ("tz", "jobId"):
-            if key in fields and not isinstance(fields[key], str):
-                raise Refused(f"repeat.{key} must be a string", fields[key])
-        for key in ("startDate", "endDate"):
-            if key in fields:
-                fields[key] = _date(f"repeat.{key}", fields[key])
-        for key in ("immediately", "continueOnFailure"):
-            if key in fields:
-                fields[key] = _flag(f"repeat.{key}", fields[key])
-        return fields
+        return fields | parts(fields)
 
     return check
 
 
-def _date(name: str, value: object) -> int:
+def _date(field: Field) -> Check:
     """An instant in ms, from a number or from a text like ``2026-03-08T02:30:00Z``; UTC without an offset."""
-    if isinstance(value, str) and _NUMERIC.fullmatch(value) is None:
-        try:
-            date = datetime.fromisoformat(value)
-        except ValueError:
-            raise Refused(f"{name} must be a date", value) from None
-        value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000
-    return _whole_ms(_number(name, value, numeric_text=True))
+    name = field.name
+
+    def check(value: object) -> int:
+        if isinstance(value, str) and _NUMERIC.fullmatch(value) is None:
+            try:
+                date = datetime.fromisoformat(value)
+            except ValueError:
+                raise Refused(f"{name} must be a date", value) from None
+            value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1000
+        return _whole_ms(_number(name, value, numeric_text=True))
+
+    return check
 
 
 def _interval(field: Field) -> Check:
@@ -697,48 +742,6 @@ def _interval(field: Field) -> Check:
         if not isinstance(number, int) or not 0 < number <= MAX_SAFE_INTEGER:
             raise Refused(f"Cron {field.name} must be a positive safe integer number of milliseconds")
         return number
-
-    return check
-
-
-def _occurrence(field: Field) -> Check:
-    options: tuple[Field, ...] = (
-        Field("maxAttempts", "runs"),
-        Field("backoff", "backoff"),
-        Field("timeout", "duration", minimum=0),
-        Field("delay", "duration"),
-        Field("stallTimeout", "duration"),
-        Field("removeOnComplete", "removal"),
-        Field("removeOnFail", "removal"),
-    )
-    checks = {option.name: checker(replace(option, name=f"{field.name}.{option.name}")) for option in options}
-
-    def check(value: object) -> dict[str, object]:
-        given_options = _object(field.name, value)
-        return {
-            name: check_one(given_options[name])
-            for name, check_one in checks.items()
-            if given(given_options.get(name))
-        }
-
-    return check
-
-
-def _filter(field: Field) -> Check:
-    def check(value: object) -> dict[str, object]:
-        out: dict[str, object] = {}
-        for key, item in _object(field.name, value).items():
-            if not given(item):
-                continue
-            if key == "reason":
-                if not isinstance(item, str):
-                    raise Refused(f"{field.name}.reason must be a string")
-                out[key] = item
-            elif key in ("retriable", "expired"):
-                out[key] = _flag(f"{field.name}.{key}", item)
-            elif key in ("olderThan", "newerThan", "limit", "offset"):
-                out[key] = _whole_ms(_number(f"{field.name}.{key}", item, numeric_text=True))
-        return out
 
     return check
 
@@ -833,14 +836,16 @@ def _length(field: Field) -> Check:
 _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "any": _any,
     "backoff": _backoff,
+    "count": _count,
     "data": _data,
+    "date": _date,
     "dead_config": _settings(
         "autoRetry", {"autoRetryInterval": 0, "maxAutoRetries": 0, "maxAge": 0, "maxEntries": 1}, "maxAge"
     ),
     "dedup": _dedup,
     "event_types": _event_types,
     "duration": lambda field: _number_check(field, numeric_text=True, duration=True),
-    "filter": _filter,
+    "filter": _parts,
     "finite": _finite,
     "flag": _boolean,
     "group": _group,
@@ -857,7 +862,7 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
     "name": _name,
     "number": lambda field: _number_check(field, numeric_text=False),
     "numbers": _numbers,
-    "occurrence": _occurrence,
+    "occurrence": _parts,
     "option": lambda field: _number_check(field, numeric_text=True),
     "queue": _queue,
     "queues": _queues,
@@ -880,33 +885,6 @@ _FACTORIES: Final[dict[Kind, Callable[[Field], Check]]] = {
 }
 
 
-#: The keys of a map by the kind of the field, and where there are names for it, what each can mean.
-MAP_KEYS: Final[Mapping[Kind, Mapping[str, tuple[str, ...] | None]]] = {
-    "backoff": {"type": ("fixed", "exponential")} | dict.fromkeys(("delay", "maxDelay", "jitter")),
-    "dedup": dict.fromkeys(("ttl", "extend", "replace", "keepUntilExpiry")),
-    "filter": {"reason": DEAD_REASONS}
-    | dict.fromkeys(("retriable", "expired", "olderThan", "newerThan", "limit", "offset")),
-    "occurrence": dict.fromkeys(
-        ("maxAttempts", "backoff", "timeout", "delay", "stallTimeout", "removeOnComplete", "removeOnFail")
-    ),
-    "removal": dict.fromkeys(("age", "count")),
-    "repeat": dict.fromkeys(
-        (
-            "every",
-            "pattern",
-            "limit",
-            "count",
-            "startDate",
-            "endDate",
-            "tz",
-            "immediately",
-            "offset",
-            "jobId",
-            "prevMillis",
-            "continueOnFailure",
-        )
-    ),
-}
 _WHOLE: Final[frozenset[Kind]] = frozenset({"finite", "runs"})
 
 
@@ -915,12 +893,12 @@ def refuse_unmeant(field: Field, value: object) -> None:
 
     ``value`` is one that the check of the field takes, as it was given.
     """
-    if isinstance(value, Mapping) and (keys := MAP_KEYS.get(field.kind)) is not None:
+    if isinstance(value, Mapping) and field.kind in MAPS:
+        parts = {part.name: part for part in MAPS[field.kind]}
         for key, item in value.items():
-            _one_of(f"a key of {field.name}", key, tuple(keys))
-            names = keys[key]
-            if names is not None and given(item):
-                _one_of(f"{field.name}.{key}", item, names)
+            _one_of(f"a key of {field.name}", key, tuple(parts))
+            if given(item):
+                refuse_unmeant(replace(parts[key], name=f"{field.name}.{key}"), item)
     if field.meant is None:
         return
     least, most = field.meant[0], field.meant[-1]
@@ -930,7 +908,7 @@ def refuse_unmeant(field: Field, value: object) -> None:
             raise Refused(f"{field.name} must be a whole number", number)
         _bounded(field.name, number, least, most)
         return
-    came = value if isinstance(value, list) else [value]
+    came = value if isinstance(value, list) and field.kind == "states" else [value]
     for name in came or [""]:
         _one_of(field.name, name, field.meant)
 

@@ -19,7 +19,7 @@ COMMANDS: Final = (
                 "limit",
                 "finite",
                 required=True,
-                help="starts in one duration; 0 starts none",
+                help="starts in one duration; of a fraction the whole part counts, 0 or less starts none",
                 meant=(0, MAX_SAFE_INTEGER),
             ),
             Field(
@@ -45,7 +45,7 @@ COMMANDS: Final = (
                 "limit",
                 "finite",
                 required=True,
-                help="active jobs; 0 starts none",
+                help="active jobs; of a fraction the whole part counts, 0 or less starts none",
                 meant=(0, MAX_SAFE_INTEGER),
             ),
         ),
