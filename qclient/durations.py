@@ -15,6 +15,9 @@ from qcore.limits import MAX_TIME_MS
 
 Duration: TypeAlias = float | int | timedelta
 
+#: A hundred years. The calls of the system that wait take no more than three times as much.
+MAX_WAIT_S = 36_500 * 86_400
+
 _ONE_MS = timedelta(milliseconds=1)
 
 
@@ -50,10 +53,12 @@ def to_ms(value: Duration, name: str = "duration", *, negative: bool = False) ->
 
 
 def to_seconds(value: Duration, name: str = "duration") -> float:
-    """Check a duration like :func:`to_ms` and return it as seconds."""
+    """Check a duration like :func:`to_ms`, and that it can be waited for, and return it as seconds."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else _seconds(value, name)
     if seconds < 0:
         raise ConfigError(f"{name} must not be negative, not {value!r}")
+    if seconds > MAX_WAIT_S:
+        raise ConfigError(f"{name} must be at most {MAX_WAIT_S:g} s, not {value!r}")
     return seconds
 
 

@@ -18,7 +18,7 @@ def _left(ms: float) -> float | None:
 def _span(value: Duration, name: str) -> int | float:
     ms = to_ms(value, name)
     if not ms:
-        raise ConfigError(f"{name} must be longer than 0")
+        raise ConfigError(f"{name} must be longer than 0, not {value!r}")
     return wire_number(ms)
 
 

@@ -91,7 +91,7 @@ def worker_settings(
         raise TypeError(f"group must be GroupLimits, not {type(group).__name__}")
     lock_ms = to_ms(lock_duration, "lock_duration")
     if lock_ms < 1:
-        raise ConfigError("lock_duration must be at least a millisecond")
+        raise ConfigError(f"lock_duration must be at least a millisecond, not {lock_duration!r}")
     if heartbeat_interval is None:
         beat = min(10.0, lock_ms / 3000)
     else:

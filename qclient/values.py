@@ -260,7 +260,7 @@ class Repeat:
         if self.every is not None:
             every_ms = to_ms(self.every, "repeat every")
             if not every_ms:
-                raise ConfigError("repeat every must be longer than 0")
+                raise ConfigError(f"repeat every must be longer than 0, not {self.every!r}")
             out["every"] = wire_number(every_ms)
         for name, text in (("pattern", self.cron), ("tz", self.tz)):
             if text is not None:
@@ -289,7 +289,7 @@ class RateLimit:
     def __post_init__(self) -> None:
         whole(self.max, "max", 0)
         if not to_ms(self.per, "per"):
-            raise ConfigError("per must be longer than 0")
+            raise ConfigError(f"per must be longer than 0, not {self.per!r}")
 
     def to_wire(self) -> dict[str, object]:
         """The map form, as pulls send it for groups."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from qclient.cli.verbs import Verb
-from qclient.durations import wire_number
+from qclient.durations import MAX_WAIT_S, wire_number
 from qcore.errors import ConfigError
 from qcore.server.tokenfile import read_tokens
 from qcore.wire.commands import COMMANDS
@@ -38,8 +38,6 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
     }
 )
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
-#: Waits beyond this are for ever, and no system call takes them.
-_LONGEST_S: Final = 36_500 * 86_400.0
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
@@ -49,8 +47,8 @@ def duration(text: str) -> float:
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a duration like 500ms, 5s, 2m, 1h or 7d, got {text!r}")
     seconds = float(found[1]) * _UNIT_S[found[2]]
-    if seconds > _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"expected at most {_LONGEST_S / 86400:g}d, got {text!r}")
+    if seconds > MAX_WAIT_S:
+        raise argparse.ArgumentTypeError(f"expected at most {MAX_WAIT_S // 86400}d, got {text!r}")
     return seconds
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -62,3 +64,10 @@ def test_large_counts_travel_as_floats() -> None:
     assert type(wire_number(2**31 - 1)) is int
     assert type(wire_number(2**31)) is float
     assert type(wire_number(-(2**31) - 1)) is float
+
+
+def test_what_is_waited_for_is_a_time_that_the_system_can_wait() -> None:
+    assert to_seconds(36_500 * 86_400) == 36_500 * 86_400 < threading.TIMEOUT_MAX
+    for value in (36_500 * 86_400 + 1, 1e30, timedelta.max):
+        with pytest.raises(ConfigError, match=f"t must be at most .* s, not {re.escape(repr(value))}"):
+            to_seconds(value, "t")
