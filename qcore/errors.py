@@ -10,11 +10,20 @@ import traceback
 from datetime import timedelta
 from typing import Final
 
+#: More of what somebody wrote, such as a path of 4,000 characters, is not repeated.
+_LINE_CHARS: Final = 1000
+
 
 def described(fault: BaseException) -> str:
     """The kind of a fault and the way to it, for logs: its text is left out, which may hold a payload."""
     way = "".join(traceback.format_tb(fault.__traceback__))
     return f"{type(fault).__module__}.{type(fault).__qualname__}\n{way}".rstrip()
+
+
+def one_line(error: object) -> str:
+    """What is wrong with something that somebody wrote, in one line; of a long one the middle is left out."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 150]} ... {text[-145:]}"
 
 
 #: What a refusal is, for programs: the `code` of a reply to a client that announced ``codes``.

@@ -20,7 +20,7 @@ from qclient.cli.parser import UsageError, build_parser
 from qclient.cli.running import run_verb
 from qclient.cli.show import Column, json_text, print_blocks, table
 from qclient.cli.verbs import ALIASES, VERBS
-from qcore.errors import ConfigError, EngineBusyError, QError, StoreError
+from qcore.errors import ConfigError, EngineBusyError, QError, StoreError, one_line
 from qcore.wire.commands import COMMANDS
 from qcore.wire.describe import describe
 
@@ -93,7 +93,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _failed(prog: str, error: object, as_json: bool, code: int) -> int:
-    text = " ".join(str(error).split())
+    text = one_line(error) if code == 2 else " ".join(str(error).split())
     if as_json:
         print(json.dumps({"ok": False, "error": text}), file=sys.stderr)
     else:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
@@ -30,6 +31,9 @@ from qcore.server.tokenfile import read_tokens
 Level = Literal["buffered", "committed", "synced"]
 LEVELS: tuple[Level, ...] = ("buffered", "committed", "synced")
 DATA_VARIABLES = ("BUNQUEUE_DATA_PATH", "BQ_DATA_PATH", "DATA_PATH", "SQLITE_PATH")
+
+
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Opti
         raise ConfigError("--socket: expected a path, got an empty text")
     tokens, token_file, token_file_option = _tokens(a, env)
     options = Options(
-        host=a.host or env.get("HOST") or "127.0.0.1",
+        host=_host(a.host, env),
         port=_number("--port", a.port, "TCP_PORT", env, 6789, 0, 65535),
         socket=socket_path,
         http_port=_port_or_none(a.http_port, env),
@@ -233,6 +237,18 @@ def _backups(a: argparse.Namespace, env: Mapping[str, str], data: str | None) ->
     return settings
 
 
+def _host(given: str | None, env: Mapping[str, str]) -> str:
+    name, host = ("--host", given) if given is not None else ("HOST", env.get("HOST") or "127.0.0.1")
+    try:
+        host.encode("idna")  # as it will be looked up
+        usable = bool(host)
+    except UnicodeError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"{name}: expected an address or a name of this machine, got {host!r}")
+    return host
+
+
 def _tokens(a: argparse.Namespace, env: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, str]:
     """What the command line says, else what the environment says: tokens, a file, who named the file."""
     if a.token is None and a.token_file is None and a.auth_tokens is None:
@@ -285,13 +301,12 @@ def _number(
     low: int,
     high: int,
 ) -> int:
-    name, text = (option, given) if given is not None else (variable, env.get(variable))
-    if text is None or text == "":
+    name, text = (option, given) if given is not None else (variable, env.get(variable) or None)
+    if text is None:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigError(f"{name}: expected a whole number from {low} to {high}, got {text!r}") from None
+    if _WHOLE.fullmatch(text) is None:
+        raise ConfigError(f"{name}: expected a whole number from {low} to {high}, got {text!r}")
+    value = int(text)
     if not low <= value <= high:
         raise ConfigError(f"{name}: expected {low} to {high}, got {value}")
     return value

@@ -322,3 +322,28 @@ def test_the_page_says_what_the_codes_mean() -> None:
     }
     assert {code for code in rows if code.isdigit()} == {"0", "1", "2", "130"}
     assert "without a terminal" in rows["2"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("push", "q", "{}", "--priority", "9" * 100_000),
+        ("push", "q", "[" * 100_000),
+        ("push", "q", "{}", "--nope" + "x" * 100_000),
+        ("queue", "nope" * 30_000),
+    ],
+)
+def test_what_was_written_is_not_repeated_without_end(qcore: Run, arguments: tuple[str, ...]) -> None:
+    done = qcore(*arguments, "--json")
+    assert done.code == 2
+    assert len(done.refusal) < 1100
+
+
+def test_the_parts_of_parts_of_a_map_are_looked_at(qcore: Run) -> None:
+    """A misspelled key inside of another map, which a server passes over."""
+    done = qcore(
+        "cron", "add", "c", "q", "--every", "1m", "--job-options", '{"backoff": {"dealy": 5}}', "--json"
+    )
+    assert (done.code, done.out) == (2, "")
+    expected = "a key of jobOptions.backoff must be one of type, delay, maxDelay, jitter, not 'dealy'"
+    assert expected in done.refusal

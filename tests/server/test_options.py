@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qcore.errors import ConfigError
+from qcore.server.__main__ import main
 from qcore.server.options import parse
 
 
@@ -111,3 +112,32 @@ def test_bounds_of_webhooks() -> None:
     ):
         with pytest.raises(ConfigError, match=f"{name}: expected .*{wrong}"):
             parse([], {name: wrong})
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "\u0663", "1_000", "9" * 5000, "0x50"])
+def test_a_number_is_written_in_plain_digits(text: str) -> None:
+    with pytest.raises(ConfigError, match="--port: expected "):
+        parse(["--port", text], {})
+    if text:
+        with pytest.raises(ConfigError, match="TCP_PORT: expected "):
+            parse([], {"TCP_PORT": text})
+    assert parse([], {"TCP_PORT": " 80\n"}).port == 80
+
+
+@pytest.mark.parametrize("host", ["", "\udcff", "x" * 300, "a..b"])
+def test_a_host_is_one_that_can_be_looked_up(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host: expected an address"):
+        parse(["--host", host, "--token", "t"], {})
+    if host:
+        with pytest.raises(ConfigError, match="HOST: expected an address"):
+            parse([], {"HOST": host, "AUTH_TOKENS": "t"})
+
+
+def test_what_stops_the_start_is_one_line_of_bounded_length(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("9" * 100_000, "a\nb"):
+        assert main(["--port", wrong]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("qcore start: --port: expected a whole number from 0 to 65535, got ")
+        assert said.err.count("\n") == 1
+        assert len(said.err) < 1100
