@@ -77,7 +77,11 @@ class Link:
         left = timeout
         found: dict[str, Any] | None = None
         while True:
-            for got, reply in self._protocol.feed(self._pipe.read(left)):
+            try:
+                data = self._pipe.read(left)
+            except CommandTimeout:  # names what was left
+                raise CommandTimeout(f"{command}: no reply within {timeout:g} s") from None
+            for got, reply in self._protocol.feed(data):
                 if got is tag:
                     found = reply
                 elif got is None and self.events is not None:

@@ -6,6 +6,8 @@ what came; it never contains a payload, a result or a token.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from datetime import timedelta
 from typing import Final
@@ -24,6 +26,13 @@ def one_line(error: object) -> str:
     """What is wrong with something that somebody wrote, in one line; of a long one the middle is left out."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 150]} ... {text[-145:]}"
+
+
+def complain(line: str) -> None:
+    """Print a line to standard error, if there is one that takes it: the exit code says the same."""
+    if sys.stderr is not None:  # print() would take standard output in its place
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr)
 
 
 #: What a refusal is, for programs: the `code` of a reply to a client that announced ``codes``.

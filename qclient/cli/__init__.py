@@ -20,7 +20,7 @@ from qclient.cli.parser import UsageError, build_parser
 from qclient.cli.running import run_verb
 from qclient.cli.show import Column, json_text, print_blocks, table
 from qclient.cli.verbs import ALIASES, VERBS
-from qcore.errors import ConfigError, EngineBusyError, QError, StoreError, one_line
+from qcore.errors import ConfigError, EngineBusyError, QError, StoreError, complain, one_line
 from qcore.wire.commands import COMMANDS
 from qcore.wire.describe import describe
 
@@ -83,6 +83,9 @@ def _run(arguments: list[str]) -> int:
         return _failed(prog, error, as_json, 2)
     except QError as error:
         return _failed(prog, error, as_json, 1)
+    except OSError as error:  # the output goes to a disk that is full
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(prog, f"{where}{error.strerror or error}", as_json, 1)
     except Exception as error:
         return _failed(prog, f"{type(error).__name__}: {error} (a fault of qcore)", as_json, 1)
 
@@ -94,10 +97,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 def _failed(prog: str, error: object, as_json: bool, code: int) -> int:
     text = one_line(error) if code == 2 else " ".join(str(error).split())
-    if as_json:
-        print(json.dumps({"ok": False, "error": text}), file=sys.stderr)
-    else:
-        print(f"{prog}: {text}", file=sys.stderr)
+    complain(json.dumps({"ok": False, "error": text}) if as_json else f"{prog}: {text}")
     return code
 
 

@@ -51,6 +51,8 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
     env = os.environ if environ is None else environ
     url, path = getattr(options, "url", None), getattr(options, "socket", None)
     host, port = getattr(options, "host", None), getattr(options, "port", None)
+    if host == "":
+        raise ConfigError("--host: expected an address or a name, got an empty text")
     ways = ["--url"] * (url is not None) + ["--socket"] * (path is not None)
     ways += ["--host or --port"] * (host is not None or port is not None)
     if len(ways) > 1:

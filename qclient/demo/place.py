@@ -25,6 +25,8 @@ def claim(name: str, *, fresh: bool) -> Path:
     With ``fresh`` the files of an earlier run are deleted. A file that the demo did
     not make is neither used nor deleted: ``ConfigError``.
     """
+    if not name:
+        raise ConfigError("--data: expected a file name, got an empty text")
     path = Path(os.path.realpath(name))
     mark = path.with_name(path.name + MARK)
     if path.is_dir():

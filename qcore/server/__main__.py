@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from qcore.errors import QError, one_line
+from qcore.errors import QError, complain, one_line
 from qcore.server.loop import serve
 from qcore.server.options import parse
 
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return serve(parse(sys.argv[1:] if argv is None else argv))
     except QError as error:
-        print(f"qcore start: {one_line(error)}", file=sys.stderr)
+        complain(f"qcore start: {one_line(error)}")
         return 2
 
 

@@ -347,3 +347,29 @@ def test_the_parts_of_parts_of_a_map_are_looked_at(qcore: Run) -> None:
     assert (done.code, done.out) == (2, "")
     expected = "a key of jobOptions.backoff must be one of type, delay, maxDelay, jitter, not 'dealy'"
     assert expected in done.refusal
+
+
+def closed(script: str) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of ``qcore`` with streams that take nothing."""
+    full = script.replace("qcore", f"{sys.executable} -m qclient")
+    return subprocess.run(["sh", "-c", full], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("verb", ["nope", "nope --json", "start --port x", "ping --url nope"])
+@pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full"])
+def test_an_error_that_nobody_takes_leaves_the_exit_code_and_standard_output(verb: str, stream: str) -> None:
+    done = closed(f"qcore {verb} {stream}")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_full_disk_is_no_fault_of_ours() -> None:
+    done = closed("qcore version >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "qcore version: No space left on device\n")
+    assert closed("qcore version >&-").returncode == 0
+
+
+def test_empty_texts_name_nothing(qcore: Run) -> None:
+    assert qcore("ping", "--host", "", "--json").refusal == (
+        "--host: expected an address or a name, got an empty text"
+    )
+    assert qcore("demo", "--data", "", "--json").refusal == "--data: expected a file name, got an empty text"
