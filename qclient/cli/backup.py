@@ -17,7 +17,7 @@ from qclient.cli.show import Block, Column, Line, Pairs, json_text, moment, prin
 from qcore.errors import ConfigError, QError
 
 if TYPE_CHECKING:
-    from qcore.backup import BackupSettings
+    from qcore.backup import Backup, BackupSettings
 
 ABOUT = "make, list and restore backups of a data file"
 _Made: TypeAlias = tuple[dict[str, Any], list[Block]]
@@ -100,6 +100,7 @@ def _now(options: argparse.Namespace, settings: BackupSettings) -> _Made:
         ("in", place.name),
         ("jobs", f"{backup.jobs:,}"),
         ("size", _size(backup.packed_bytes)),
+        *_lost(backup),
     ]
     rows += [("removed", key) for key in removed]
     return {"ok": True, "place": place.name, "backup": asdict(backup), "removed": removed}, [Pairs(rows)]
@@ -145,6 +146,7 @@ def _status(options: argparse.Namespace, settings: BackupSettings) -> _Made:
         ("backups", f"{len(found):,}, {_size(document['bytes'])}"),
         ("newest", newest.key),
         ("made", f"{moment(newest.created_ms)}, {age_ms // 60_000:,} minutes ago"),
+        *_lost(newest),
     ]
     return document, [Pairs(rows)]
 
@@ -161,10 +163,14 @@ def _restore(options: argparse.Namespace, settings: BackupSettings) -> _Made:
         if not yes:
             raise QError("nothing was done")
     backup, old = restore_backup(data, place, options.key, force=yes)
-    rows = [("restored", backup.key), ("to", data), ("jobs", f"{backup.jobs:,}")]
+    rows = [("restored", backup.key), ("to", data), ("jobs", f"{backup.jobs:,}"), *_lost(backup)]
     rows += [("old file", str(path)) for path in old]
     document = {"ok": True, "data": data, "backup": asdict(backup), "old": [str(path) for path in old]}
     return document, [Pairs(rows)]
+
+
+def _lost(backup: Backup) -> list[tuple[str, str]]:
+    return [("lost", backup.lost)] if backup.lost else []
 
 
 def _count(value: object) -> str:

@@ -33,9 +33,10 @@ from qcore.backup.places import (
 )
 from qcore.errors import BackupError, EngineBusyError
 from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
-from qcore.store.mark import META_LOG
-from qcore.store.owner import drop_lock, take_lock
+from qcore.store.mark import HAS_LOG, META_LOG, LogMark, mark_of_file, read_mark
+from qcore.store.owner import drop_lock, hold_file, is_owned_here, take_lock
 from qcore.store.sqlite import BUSY_TIMEOUT_MS
+from qcore.store.walcheck import LogState, look_at_log
 
 PIECE_BYTES = 1 << 20
 GZIP_LEVEL = 6
@@ -47,6 +48,7 @@ def make_backup(data: str | os.PathLike[str], place: Place, keep: int) -> tuple[
     """Back a data file up, in use or not; the backup, and the keys of older ones that were removed.
 
     It holds what was committed when it began; a plain add is so within the flush window.
+    What a damaged log no longer gives is not in it: ``Backup.lost`` says so.
     Of the backups of this file the newest ``keep`` stay.
 
     :raises BackupError: it could not be made, and nothing was removed; or older ones could not be removed
@@ -58,9 +60,10 @@ def make_backup(data: str | os.PathLike[str], place: Place, keep: int) -> tuple[
         snapshot, packed = work / "snapshot.db", work / "snapshot.db.gz"
         _check_room(path, work)
         began_ms = time.time_ns() // 1_000_000
-        _snapshot(path, snapshot)
+        with _readable(path, work) as (source, lost):
+            _snapshot(source, snapshot)
         key = new_key(source_name(path), began_ms)
-        backup = _pack(snapshot, packed, key, began_ms, check_database(snapshot))
+        backup = _pack(snapshot, packed, key, began_ms, check_database(snapshot), lost)
         snapshot.unlink()
         _keep(place, backup, packed)
         try:
@@ -110,8 +113,9 @@ def _work(place: Place) -> Iterator[Path]:
         raise BackupError(f"{error.filename or base}: {error.strerror or error}") from None
 
 
-def _check_room(path: Path, work: Path) -> None:
-    needed = sum(os.stat(f).st_size for f in (path, f"{path}-wal") if os.path.exists(f)) + SPARE_BYTES
+def _check_room(path: Path, work: Path, *, copies: int = 1) -> None:
+    size = sum(os.stat(f).st_size for f in (path, f"{path}-wal") if os.path.exists(f))
+    needed = size * copies + SPARE_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:
         raise BackupError(
@@ -119,15 +123,71 @@ def _check_room(path: Path, work: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def _readable(path: Path, work: Path) -> Iterator[tuple[Path, str]]:
+    """The file to read, and what is lost of its log.
+
+    SQLite passes over a damaged log without a word, and wipes out the traces that would tell the
+    next start. So it gets a copy to read.
+    """
+    with contextlib.ExitStack() as held:
+        if not _is_sound(_look(path)) and _own(path, held) and not _is_sound(state := _look(path)):
+            _check_room(path, work, copies=2)
+            copy = work / path.name
+            shutil.copyfile(path, copy)
+            if not state.drop and os.path.exists(f"{path}-wal"):
+                shutil.copyfile(f"{path}-wal", f"{copy}-wal")
+            yield copy, "" if state.damage is None else str(state.damage)
+            return
+    yield path, ""
+
+
+def _look(path: Path) -> LogState:
+    """Judge the log; that of a file in use may look like anything."""
+    try:
+        if is_owned_here(str(path)):  # a look would cost this process the locks of SQLite
+            return LogState()
+        mark = mark_of_file(str(path))
+        return look_at_log(str(path), mark is not None and mark.state == HAS_LOG)
+    except OSError as error:
+        raise BackupError(f"{path}-wal: {error.strerror or error}") from None
+
+
+def _is_sound(state: LogState) -> bool:
+    return state.damage is None and not state.drop
+
+
+def _own(path: Path, held: contextlib.ExitStack) -> bool:
+    """Own the file, so that no start gets in between; False if somebody does already."""
+    try:
+        held.callback(drop_lock, str(path), take_lock(str(path)))
+        if (fd := hold_file(str(path))) >= 0:
+            held.callback(os.close, fd)
+    except EngineBusyError:
+        return False
+    return True
+
+
+def _check_belongs(path: Path, con: sqlite3.Connection, mark: LogMark | None) -> None:
+    """That the log is that of the file; one in use may have gone on since its mark was read."""
+    if mark is None or read_mark(con).follows(mark):
+        return
+    with contextlib.ExitStack() as held:
+        if _own(path, held):
+            raise BackupError(f"{path}-wal is the log of another file, or of another state of this one")
+
+
 def _snapshot(path: Path, target: Path) -> None:
     wal = Path(f"{path}-wal")
     # Whoever may write tidies the log away when it is the last to leave; what is in it is not ours to move.
     mode = "ro" if wal.exists() and wal.stat().st_size else "rw"
+    mark = None if is_owned_here(str(path)) else mark_of_file(str(path))
     try:
         with contextlib.closing(_connect(path, mode)) as con:
             if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise BackupError(f"{path} is no data file of this program")
             _known(path, con)
+            _check_belongs(path, con, mark)
             con.execute("VACUUM INTO ?", (str(target),))
         with contextlib.closing(_connect(target, "rw")) as con:
             # No log belongs to it, whatever was said of the file.
@@ -174,7 +234,7 @@ def check_database(path: Path) -> tuple[int, int]:
         raise BackupError(f"the database is damaged: {error}") from None
 
 
-def _pack(snapshot: Path, packed: Path, key: str, began_ms: int, found: tuple[int, int]) -> Backup:
+def _pack(snapshot: Path, packed: Path, key: str, began_ms: int, found: tuple[int, int], lost: str) -> Backup:
     """Compress a snapshot, and describe what came of it."""
     plain_hash, packed_hash = hashlib.sha256(), hashlib.sha256()
     with open(snapshot, "rb") as source, open_private(packed) as target:
@@ -196,4 +256,5 @@ def _pack(snapshot: Path, packed: Path, key: str, began_ms: int, found: tuple[in
         db_sha256=plain_hash.hexdigest(),
         schema=found[1],
         qcore=__version__,
+        lost=lost,
     )

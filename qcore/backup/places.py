@@ -33,7 +33,10 @@ _KEY = re.compile(r"([A-Za-z0-9._-]+)-(\d{8}T\d{9}Z-[0-9a-f]{8})\.db\.gz")
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a backup says of itself: when it began, sizes in bytes, hashes SHA-256 in hex."""
+    """What a backup says of itself: when it began, sizes in bytes, hashes SHA-256 in hex.
+
+    ``lost``: what a damaged log of the data file no longer gave; empty if nothing is known to be lost.
+    """
 
     key: str
     created_ms: int
@@ -44,9 +47,11 @@ class Backup:
     db_sha256: str
     schema: int
     qcore: str
+    lost: str = ""
 
     def packed(self) -> bytes:
-        return json.dumps({"version": META_VERSION, **asdict(self)}, indent=1).encode()
+        said = {name: value for name, value in asdict(self).items() if name != "lost" or value}
+        return json.dumps({"version": META_VERSION, **said}, indent=1).encode()
 
 
 class Place(Protocol):

@@ -93,11 +93,16 @@ def _open_already(path: str) -> EngineBusyError:
     return EngineBusyError(f"{path} is already open in this process (pid {os.getpid()})")
 
 
-def _refuse_owned(path: str) -> None:
+def is_owned_here(path: str) -> bool:
+    """Whether a store of this process has the file: then nothing else here may open and close it."""
     key = key_of(path)
     with _owned_guard:
-        if key in _owned:
-            raise _open_already(path)
+        return key in _owned
+
+
+def _refuse_owned(path: str) -> None:
+    if is_owned_here(path):
+        raise _open_already(path)
 
 
 def hold_file(path: str, *, write: bool = False) -> int:
