@@ -13,8 +13,9 @@ cdef class Journal:
     cdef bint noted                                # in the engine's list of journals that have something to write
 
     cdef int c_add(self, int kind, int64_t now_ms, object job_id, object data) except -1
-    cdef int c_append(self, list out, int64_t key, list events) except -1
-    cdef list c_write(self, int64_t key, Py_ssize_t n_events, int64_t now_ms)
+    cdef int c_append(self, dict side, int64_t key, list events) except -1
+    cdef bint c_write(self, dict side, int64_t key, Py_ssize_t n_events, int64_t now_ms) except -1
+    cdef bint c_write_staged(self, dict side, int64_t key) except -1
     cdef bint c_unsure(self) noexcept
     cdef int64_t c_undo(self) except -2
     cdef int c_restore(self, int64_t key, int64_t first, object events, bytes packed) except -1

@@ -49,35 +49,40 @@ cdef class Journal:
         self.pending.append((kind, now_ms, job_id, _bounded(kind, data)))
         return 0
 
-    cdef list c_write(self, int64_t key, Py_ssize_t n_events, int64_t now_ms):
-        """Make rows of what is pending: (key, packed or None) of rows to be written or removed.
+    cdef bint c_write(self, dict side, int64_t key, Py_ssize_t n_events, int64_t now_ms) except -1:
+        """Make a row of some of what is pending, with this key; False: nothing is.
 
-        The first gets ``key``, the others those that follow. ``n_events`` of all without the staged count.
+        ``n_events`` of all without the staged count. After an error all is as it was but for the key in ``side``.
         """
-        cdef list out = []
         cdef Py_ssize_t over = len(self.pending) - n_events
+        cdef list rest
         if not self.following:
             self.following = now_ms * 1000  # all are staged
         if over > 0:
+            self.pending = self.pending[over:]
             self.following += over
-            del self.pending[:over]
-        while self.pending:
-            self.c_append(out, key, self.pending[:MAX_ROW_EVENTS])
-            del self.pending[:MAX_ROW_EVENTS]
-            key += 1
-        out += self.c_trim(n_events)
-        if self.staged:
-            self.c_append(out, key, self.staged)
-            self.unsure = self.newest
-            self.staged = []
-        self.noted = False
-        return out
+        if not self.pending:
+            return False
+        rest = self.pending[MAX_ROW_EVENTS:]
+        self.c_append(side, key, self.pending[:MAX_ROW_EVENTS])
+        self.pending = rest
+        return True
 
-    cdef int c_append(self, list out, int64_t key, list events) except -1:
+    cdef bint c_write_staged(self, dict side, int64_t key) except -1:
+        """Make a row of what becomes known with the cut, with this key; False: nothing does."""
+        if not self.staged:
+            return False
+        self.c_append(side, key, self.staged)
+        self.unsure = self.newest
+        self.staged = []
+        return True
+
+    cdef int c_append(self, dict side, int64_t key, list events) except -1:
         packed = msgpack.packb([self.queue, self.following, events])
-        out.append((key, packed))
-        self.newest = (key, self.following, len(events), packed)
-        self.rows.append(self.newest)
+        row = (key, self.following, len(events), packed)
+        side["journal", key] = packed
+        self.rows.append(row)
+        self.newest = row
         self.n_stored += len(events)
         self.following += len(events)
         return 0

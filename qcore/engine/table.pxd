@@ -217,6 +217,7 @@ cdef class Table:
     cdef int c_mark_counts(self, Queue q) except -1
     cdef int c_open_minute(self, Queue q, Meter meter, int64_t now_ms) except -1
     cdef int c_note_event(self, Queue q, int kind, int64_t now_ms, object job_id, object data) except -1
+    cdef int c_note_journal(self, Queue q) except -1
     cdef int c_write_journals(self, dict staged, int64_t now_ms) except -1
     cdef int c_undo_journals(self) except -1
     cdef int c_settle_journals(self) except -1

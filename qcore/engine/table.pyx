@@ -1044,31 +1044,47 @@ cdef class Table:
             self.events.append((_EVENT_NAMES[kind], q.name, job_id, now_ms, data))
         if q.journal is not None:
             q.journal.c_add(kind, now_ms, job_id, data)
-            if not q.journal.noted:
-                q.journal.noted = True
-                self.noted.append(q)
+            self.c_note_journal(q)
+        return 0
+
+    cdef int c_note_journal(self, Queue q) except -1:
+        """There is something to write in the journal of a queue."""
+        if not q.journal.noted:
+            self.noted.append(q)
+            q.journal.noted = True
         return 0
 
     # --- rows of the journals ------------------------------------------------------------
 
     cdef int c_write_journals(self, dict staged, int64_t now_ms) except -1:
-        """Add rows of all events so far to the gathering cut, and of the durable adds that it makes known."""
+        """Add rows of all events so far to the gathering cut, and of the durable adds that it makes known.
+
+        After an error, or when there came no commit of it, it may be called again.
+        """
         cdef Queue q
         cdef uint32_t slot
         cdef Job *job
+        cdef list begun = []
+        self.c_undo_journals()              # of a cut that could not be made
+        for q in self.noted:
+            q.journal.staged = []
         for slot, seq in staged.items():
             job = self.job_at(slot)
             if job.state == STAGED and job.seq == seq:
                 q = self.c_queue_of(job)
+                self.c_note_journal(q)
                 q.journal.staged.append((EV_PUSHED, now_ms, self.c_id(job), None))
-                if not q.journal.noted:
-                    q.journal.noted = True
-                    self.noted.append(q)
-        self.noted_cut, self.noted = self.noted, []
+        self.noted_cut = list(self.noted)
+        for q in self.noted:
+            while q.journal.c_write(self.side, self.journal_row, q.n_events, now_ms):
+                self.journal_row += 1
+            for key, _ in q.journal.c_trim(q.n_events):
+                self.side["journal", key] = None
+            if q.journal.c_write_staged(self.side, self.journal_row):
+                self.journal_row += 1
+        self.noted = begun
         for q in self.noted_cut:
-            for key, packed in q.journal.c_write(self.journal_row, q.n_events, now_ms):
-                self.side["journal", key] = packed
-                self.journal_row = max(self.journal_row, <int64_t>key + 1)
+            q.journal.noted = False
         return 0
 
     cdef int c_undo_journals(self) except -1:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from broker_talk import Talk, frames
 
@@ -14,7 +15,7 @@ from qcore.broker import open_broker
 from qcore.broker.core import Broker
 from qcore.broker.opening import close_broker, commit, flush
 from qcore.clock import ManualClock
-from qcore.store.base import StoreFault
+from qcore.store.base import Cut, StoreFault
 from qcore.store.memory import MemoryStore
 
 SEED = bytes(range(16))
@@ -290,3 +291,51 @@ def test_an_embedded_file_says_it_in_its_url() -> None:
     assert parse_url("sqlite:///a.db?journal=off", {"QCORE_JOURNAL": "1"}).journal is False
     assert parse_url("sqlite:///a.db", {"QCORE_JOURNAL": "1"}).journal is True
     assert parse_url("sqlite:///a.db", {}).journal is None
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [(msgpack, "packb"), (Cut, "__init__"), (Cut, "merge_under")],
+    ids=["a row", "the cut", "its join"],
+)
+def test_nothing_is_journalled_twice_when_a_cut_could_not_be_made(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, holder: Any, name: str
+) -> None:
+    """Memory lacks for one more row each time, for the whole cut, or to join it to the one before it."""
+    store = MemoryStore()
+    broker = opened(store, clock)
+    talk = Talk(broker)
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "plain"})
+    assert broker.begin_commit() is not None
+    jobs = [{"name": "n", "customId": f"durable-{n}", "durable": True} for n in range(2)]
+    talk.send({"cmd": "PUSHB", "queue": "q", "jobs": jobs})
+    talk.send({"cmd": "PUSH", "queue": "other", "name": "n", "jobId": "elsewhere", "durable": True})
+    broker.end_commit(FULL)
+    real = getattr(holder, name)
+    for n_made in range(3):
+        left = n_made if name == "packb" else 0
+
+        def no_memory(*args: Any, **more: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise MemoryError
+            left -= 1
+            return real(*args, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(holder, name, no_memory)
+            with pytest.raises(MemoryError):
+                broker.begin_commit()
+        talk.send({"cmd": "PUSH", "queue": "q", "name": "n"})
+    committed(broker)
+    broker.engine._check()
+    for life in range(2):
+        if life:
+            broker = opened(store.reopened(), clock)
+        talk = Talk(broker)
+        events = journal(talk)
+        ids = [event["jobId"] for event in events if event["eventType"] == "pushed"]
+        assert len(ids) == len(set(ids)) == 6
+        assert {"plain", "durable-0", "durable-1"} < set(ids)
+        found = talk.good("GetEvents", queue="other", limit=10)["data"]
+        assert ([entry["event"]["jobId"] for entry in found["events"]], found["count"]) == (["elsewhere"], 1)
