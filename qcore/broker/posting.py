@@ -388,10 +388,11 @@ class Poster:
             if self._unsaid and (last or time.monotonic() >= self._say_at):
                 n, self._unsaid = self._unsaid, 0
                 self._say_at = time.monotonic() + _SAY_EVERY_S
-        for hook_id, times in dropped.items():
-            self._broker.hook_told(hook_id, False, "not posted: too many posts wait", times)
+        # Said before it counts: who sees the count, and stops the process, finds the line.
         if n:
             logger.warning("events that webhooks were not told of because too many posts wait: %d", n)
+        for hook_id, times in dropped.items():
+            self._broker.hook_told(hook_id, False, "not posted: too many posts wait", times)
 
     def _post(self, hook: Hook, notice: Notice) -> tuple[str, bool]:
         body = encoded(notice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import random
 import re
 import socket
@@ -169,6 +170,25 @@ def test_what_is_dropped_is_counted_and_logged(silent: Silent, caplog: pytest.Lo
     lines = [record.getMessage() for record in caplog.records if "too many posts wait" in record.getMessage()]
     assert 1 <= len(lines) <= 2, lines  # at the first one, and at the end
     assert sum(int(re.findall(r"\d+", line)[-1]) for line in lines) == 6
+
+
+def test_what_is_counted_as_dropped_is_in_the_log(silent: Silent, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody who sees the count and ends the process misses the line."""
+    counted: list[int] = []
+    with telling(timeout_ms=LONG_MS, max_waiting=4, tries=1) as (engine, talk):
+        hook_id = talk.good("AddWebhook", url=silent.url, events=["job.pushed"])["data"]["webhookId"]
+
+        def look(record: logging.LogRecord) -> bool:
+            if "too many posts wait" in record.getMessage():
+                counted.append(engine.broker.hooks.by_id[hook_id].n_failed)
+            return True
+
+        with caplog.filtering(look):
+            for _ in range(5):
+                talk.good("PUSH", queue="q", name="n")
+            wait_for(engine, 1)
+        engine._poster.hurry()  # somebody still posts
+    assert counted == [0]
 
 
 def test_a_hook_cannot_take_all_room(ear: Ear, silent: Silent) -> None:
