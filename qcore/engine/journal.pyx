@@ -143,8 +143,10 @@ cdef class Journal:
             n_events += self.unsure[2]
         after = max(after, self.following + len(self.pending) - n_events - 1)
         for row in self.rows:
+            if row is self.unsure:
+                return out      # what stands behind it is read when it stays or is gone, and all have their numbers
             _, first, n, packed = row
-            if first + n - 1 <= after or row is self.unsure:
+            if first + n - 1 <= after:
                 continue
             number = first
             for event in msgpack.unpackb(packed, use_list=False)[2]:

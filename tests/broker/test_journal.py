@@ -339,3 +339,30 @@ def test_nothing_is_journalled_twice_when_a_cut_could_not_be_made(
         assert {"plain", "durable-0", "durable-1"} < set(ids)
         found = talk.good("GetEvents", queue="other", limit=10)["data"]
         assert ([entry["event"]["jobId"] for entry in found["events"]], found["count"]) == (["elsewhere"], 1)
+
+
+@pytest.mark.parametrize("error", [None, FULL])
+def test_who_reads_on_during_a_commit_misses_nothing(clock: ManualClock, error: StoreFault | None) -> None:
+    """What happens while a durable add is on its way has a number behind it, or the number it had."""
+    store = MemoryStore()
+    broker = opened(store, clock)
+    talk, reader = Talk(broker), Talk(broker)
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "before"})
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "durable", "durable": True})
+    cut = broker.begin_commit()
+    assert cut is not None
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "meanwhile"})
+    read = reader.good("GetEvents", queue="q", limit=10)["data"]["events"]
+    if error is None:
+        store.commit(cut)
+    broker.end_commit(error)
+    talk.send({"cmd": "PUSH", "queue": "q", "name": "n", "jobId": "after"})
+    read += reader.good("GetEvents", queue="q", limit=10, after=read[-1]["number"])["data"]["events"]
+    expected = ["before", "durable", "meanwhile", "after"]
+    if error is not None:
+        expected.remove("durable")
+    assert [entry["event"]["jobId"] for entry in read] == expected
+    assert reader.good("GetEvents", queue="q", limit=10)["data"]["events"] == read
+    committed(broker)
+    again = Talk(opened(store.reopened(), clock))
+    assert again.good("GetEvents", queue="q", limit=10)["data"]["events"] == read
