@@ -24,6 +24,7 @@ from qclient import (
     Group,
     GroupLimits,
     Job,
+    JobContext,
     Keep,
     NotFoundError,
     Queue,
@@ -31,10 +32,12 @@ from qclient import (
     RateLimit,
     Repeat,
     StateError,
+    Worker,
     shutdown_engine,
 )
 from qclient.options import OPTION_NAMES
-from qcore.errors import CommandError, SerializationError
+from qclient.settings import WorkerOptions
+from qcore.errors import CommandError, JobControl, SerializationError
 
 HUGE = 10**400
 ODD: tuple[Any, ...] = (
@@ -225,9 +228,27 @@ def test_the_page_writes_values_as_they_are_called() -> None:
         assert f"({args})" == bare, name
 
 
+def test_the_page_lists_what_workers_and_processors_have() -> None:
+    (text,) = re.findall(r"^## Worker\n(.*?)^## ", PAGE.read_text(), flags=re.M | re.S)
+    assert set(re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, flags=re.M)) == set(
+        WorkerOptions.__annotations__
+    )
+    for owner in (Worker, JobContext):
+        public = {name for name in dir(owner) if not name.startswith("_")} - {"id", "queue"}
+        assert public <= set(re.findall(r"`(\w+)", text))
+    assert {kind.__name__ for kind in JobControl.__subclasses__()} <= set(re.findall(r"`(\w+)", text))
+
+
 @pytest.mark.parametrize(
     ("heading", "owner"),
-    [("Queue", Queue), ("Job", Job), ("Flows", FlowProducer), ("Events", QueueEvents)],
+    [
+        ("Queue", Queue),
+        ("Job", Job),
+        ("Worker", Worker),
+        ("Worker", JobContext),
+        ("Flows", FlowProducer),
+        ("Events", QueueEvents),
+    ],
 )
 def test_the_page_names_methods_and_their_arguments(heading: str, owner: type) -> None:
     section = re.split(r"^## ", PAGE.read_text(), flags=re.M)
