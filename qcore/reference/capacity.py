@@ -8,6 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from qcore.errors import CommandError, LimitError
+from qcore.reference.copies import alike
 
 if TYPE_CHECKING:
     from qcore.reference.engine import Job
@@ -95,6 +96,14 @@ class Limits:
 
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group())
+
+    def copied(self) -> Limits:
+        """A copy that shares nothing that is changed in place."""
+        twin = alike(self)
+        if self.rate is not None:
+            twin.rate = alike(self.rate)
+        twin.groups = {name: alike(group) for name, group in self.groups.items()}
+        return twin
 
     def are_set(self, now_ns: int) -> bool:
         """Whether there is any limit."""
@@ -224,7 +233,7 @@ class Capacity:
     def _candidate(self, queue: str, wishes: Wishes | None, now_ns: int) -> Job | None:
         wishes = wishes or Wishes()
         ready = self._of(queue, "ready")
-        plain = sorted((job for job in ready if job.group is None), key=lambda job: job.place)
+        plain = [job for job in ready if job.group is None]
         if wishes.affinity:
             plain = []
         limits = self.limits(queue)
@@ -234,7 +243,7 @@ class Capacity:
         turns = [(limits.group(name).turn, name) for name in names if self._may(queue, name, wishes, now_ns)]
         first = not turns or wishes.ungrouped_first or limits.plain_turn <= min(turns)[0]
         if plain and first:
-            return plain[0]
+            return min(plain, key=lambda job: job.place)
         if not turns:
             return None
         name = min(turns)[1]

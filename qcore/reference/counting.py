@@ -9,7 +9,10 @@ MINUTE_MS = 60_000
 
 @dataclass
 class Outcomes:
-    """Outcomes of one kind. What comes after the clock was set back counts in the newest minute."""
+    """Outcomes of one kind. What comes after the clock was set back counts in the newest minute.
+
+    ``minutes`` is not changed in place, so a shallow copy is one.
+    """
 
     total: int = 0
     prev_ms: int = 0
@@ -19,8 +22,8 @@ class Outcomes:
         newest = max([now_ms // MINUTE_MS, *self.minutes])
         self.total += 1
         self.prev_ms = now_ms
-        self.minutes[newest] = self.minutes.get(newest, 0) + 1
-        self.minutes = {minute: n for minute, n in self.minutes.items() if minute > newest - most}
+        minutes = {minute: n for minute, n in self.minutes.items() if minute > newest - most}
+        self.minutes = {**minutes, newest: minutes.get(newest, 0) + 1}
 
     def latest(self) -> Outcomes:
         """The same without the minutes but the latest."""

@@ -8,7 +8,6 @@ jittered waits) is handed in, so that two engines can be driven side by side:
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -17,6 +16,7 @@ from typing import Any
 
 from qcore.errors import LeaseError, NotFoundError, StateError
 from qcore.reference.capacity import Capacity, Limits, Wishes, check_group_priority
+from qcore.reference.copies import alike
 from qcore.reference.counting import Journal, Outcomes
 from qcore.reference.keys import Key, Keys
 from qcore.reference.ties import Ties
@@ -111,6 +111,16 @@ class Job:
             return (-self.priority, 0, -self.seq, 0)
         return (-self.priority, 1, self.run_ms, self.seq)
 
+    def copied(self) -> Job:
+        """A copy that shares nothing that is changed in place."""
+        twin = alike(self)
+        twin.ties, twin.log = alike(self.ties), self.log[:]
+        if self.delivery is not None:
+            twin.delivery = alike(self.delivery)
+        if self.key is not None:
+            twin.key = alike(self.key)
+        return twin
+
 
 @dataclass
 class Queue:
@@ -138,6 +148,13 @@ class Queue:
         interval = int(self.stalls.get("stallInterval", 30_000))
         return interval if self.enabled else max(interval, ORPHAN_MS)
 
+    def copied(self) -> Queue:
+        """A copy that shares nothing that is changed in place."""
+        twin = alike(self)
+        twin.journal, twin.limits = alike(self.journal), self.limits.copied()
+        twin.completions, twin.failures = alike(self.completions), alike(self.failures)
+        return twin
+
 
 @dataclass
 class Saved:
@@ -152,6 +169,10 @@ class Saved:
     evidence: dict[str, str] = field(default_factory=dict)  # completed ids without a row -> queue
 
 
+def _copied(forgotten: dict[str, tuple[Outcomes, Outcomes]]) -> dict[str, tuple[Outcomes, Outcomes]]:
+    return {name: (alike(completed), alike(failed)) for name, (completed, failed) in forgotten.items()}
+
+
 def keeps_none(removal: Removal) -> bool:
     return (removal.get("count") if isinstance(removal, dict) else removal) == 0
 
@@ -162,7 +183,7 @@ def _as_row(job: Job, now: Job) -> Job:
     Promotion and sessions are in no row, nor is the place among those that ended in one
     moment; the ends of leases are monotonic readings, which a restart counts anew.
     """
-    row = copy.deepcopy(job)
+    row = job.copied()
     if row.state == "delayed" and now.state == "ready":
         row.state = "ready"
     row.ended = (row.ended[0], 0)
@@ -210,7 +231,7 @@ class Engine(Keys, Capacity):
     # --- looking -------------------------------------------------------------------------
 
     def _of(self, queue: str, *states: str) -> list[Job]:
-        return [job for job in self.jobs.values() if job.queue == queue and job.state in states]
+        return [job for job in self.jobs.values() if job.state in states and job.queue == queue]
 
     def ready(self, queue: str) -> list[str]:
         """Ids of the run queue in the order in which they will be delivered."""
@@ -417,7 +438,12 @@ class Engine(Keys, Capacity):
             self._line_up(job)
 
     def _promote(self, queue: str, now_ms: int) -> None:
-        for job in sorted(self._of(queue, "delayed"), key=lambda job: (job.run_ms, job.seq)):
+        self._promote_all(self._of(queue, "delayed"), now_ms)
+
+    def _promote_all(self, delayed: list[Job], now_ms: int) -> None:
+        """Those whose time has come, in its order."""
+        due = [job for job in delayed if job.run_ms <= now_ms]
+        for job in sorted(due, key=lambda job: (job.run_ms, job.seq)):
             self._enqueue(job, now_ms)
 
     # --- taking --------------------------------------------------------------------------
@@ -1019,10 +1045,9 @@ class Engine(Keys, Capacity):
         self.listening_everywhere = True
 
     def advance(self, now_ms: int, now_ns: int) -> None:
-        for queue in self.queues:
-            self._promote(queue, now_ms)
+        self._promote_all([job for job in self.jobs.values() if job.state == "delayed"], now_ms)
         due = []
-        for job in self.jobs.values():
+        for job in [job for job in self.jobs.values() if job.delivery is not None]:
             end = self._deadline_ns(job)
             if end is not None and end <= now_ns:
                 due.append((end, job.seq, job))
@@ -1087,14 +1112,19 @@ class Engine(Keys, Capacity):
         The others keep their rows, and must not differ from them but by what needs no
         row: that their time has come, or which session holds them.
         """
-        saved = copy.deepcopy(Saved(self.jobs, self.queues, self.forgotten, self.kept))
+        saved = Saved(
+            jobs={job_id: job.copied() for job_id, job in self.jobs.items()},
+            queues={name: q.copied() for name, q in self.queues.items()},
+            forgotten=_copied(self.forgotten),
+            kept=dict(self.kept),
+        )
         for job_id, job in saved.jobs.items():
             if job.seq in changed:
                 saved.written[job_id] = (now_ms, now_ns)
                 continue
             row = before.jobs[job_id]
             assert _as_row(row, job) == _as_row(job, job), f"{job_id} changed and was not written"
-            saved.jobs[job_id] = copy.deepcopy(row)
+            saved.jobs[job_id] = row.copied()
             saved.jobs[job_id].log = job.log
             saved.written[job_id] = before.written[job_id]
         return saved
@@ -1104,22 +1134,21 @@ class Engine(Keys, Capacity):
 
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         """Forget everything but what was saved, and recover from that."""
-        saved = copy.deepcopy(saved)
         # What recovery does is before anybody listens.
         listening, self.listening = self.listening, set()
         everywhere, self.listening_everywhere = self.listening_everywhere, False
-        self.jobs = saved.jobs
-        self.kept = saved.kept
-        self.forgotten = saved.forgotten
+        self.jobs = {job_id: job.copied() for job_id, job in saved.jobs.items()}
+        self.kept = dict(saved.kept)
+        self.forgotten = _copied(saved.forgotten)
         self._ended = 0
         self.queues = {
             name: Queue(
                 paused=q.paused,
                 dead=q.dead,
                 stalls=q.stalls,
-                journal=q.journal,
-                completions=q.completions,
-                failures=q.failures,
+                journal=alike(q.journal),
+                completions=alike(q.completions),
+                failures=alike(q.failures),
                 limits=q.limits.restarted(now_ms, now_ns),
             )
             for name, q in saved.queues.items()
@@ -1136,11 +1165,11 @@ class Engine(Keys, Capacity):
         self._evidence = {job.id: job.queue for job in sorted(done, key=lambda job: job.ended)}
         admitted = sorted(self.jobs.values(), key=lambda job: job.seq)
         self._relink(saved, now_ms)
-        was_ready = [job for job in admitted if job.state == "ready"]
-        for job in was_ready:
-            job.state = "restoring"
         for job in admitted:
-            if job in was_ready:
+            if job.state == "ready":
+                job.state = "restoring"
+        for job in admitted:
+            if job.state == "restoring":
                 Engine._return(self, job)  # nobody gives it back
             elif job.state == "delayed":
                 self._enqueue(job, now_ms)

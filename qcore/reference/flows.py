@@ -35,11 +35,6 @@ class _Jobs(dict[str, Job]):
         del self[job_id]
         return job
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Job]:
-        import copy
-
-        return {job_id: copy.deepcopy(job, memo) for job_id, job in self.items()}
-
 
 class FlowEngine(Engine):
     """The plain engine with dependencies, parents and children."""

@@ -7,11 +7,11 @@ and its zone to a function from an instant to the next one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from qcore.reference.copies import alike
 from qcore.reference.engine import Delivery, Engine, Job, Saved
 
 Next = Callable[[int], int | None]
@@ -142,8 +142,8 @@ class ScheduledEngine(Engine):
             following = self.cron(plan.pattern, plan.zone)
             found = following(now_ms)
             assert found is not None
-            while plan.created_ms <= found <= plan.planned_ms:  # spent
-                found = following(found)
+            if plan.created_ms <= found <= plan.planned_ms:  # spent
+                found = following(plan.planned_ms)
                 assert found is not None
             slot = found
         plan.next_ms = slot
@@ -297,11 +297,8 @@ class ScheduledEngine(Engine):
         before, start, offset = repeat.get("prevMillis"), repeat.get("startDate", 0), repeat.get("offset", 0)
         if "pattern" in repeat:
             following = self.cron(repeat["pattern"], repeat.get("tz"))
-            tick: int | None = max(now_ms, now_ms - offset, start - 1)
-            while tick is not None:
-                tick = following(tick)
-                if tick is not None and (before is None or tick + offset > before):
-                    break
+            least = now_ms if before is None else before - offset
+            tick = following(max(now_ms, now_ms - offset, start - 1, least))
             if tick is None:
                 return None
             slot = tick + offset
@@ -345,17 +342,17 @@ class ScheduledEngine(Engine):
         saved = super().save(before, changed, now_ms, now_ns)
         return SavedSchedules(
             **vars(saved),
-            plans=copy.deepcopy(self.plans),
+            plans={name: alike(plan) for name, plan in self.plans.items()},
             owned={job_id: name for job_id, name in self.owned.items() if job_id in self.jobs},
-            repeats=copy.deepcopy({k: v for k, v in self.repeats.items() if k in self.jobs}),
+            repeats={job_id: repeat for job_id, repeat in self.repeats.items() if job_id in self.jobs},
             links={mine: its for mine, its in self.links.items() if mine in self.jobs},
         )
 
     def restart(self, saved: Saved, now_ms: int, now_ns: int, *, keep_leases: bool, charge: bool) -> None:
         assert isinstance(saved, SavedSchedules)
         self.owned, self.links = {**saved.owned}, {**saved.links}
-        self.repeats = copy.deepcopy(saved.repeats)
-        self.plans = {name: copy.deepcopy(saved.plans[name]) for name in sorted(saved.plans)}
+        self.repeats = {**saved.repeats}
+        self.plans = {name: alike(saved.plans[name]) for name in sorted(saved.plans)}
         self.workers = {}
         self._looked_ms = now_ms if self.plans else 0
         self._free_numbers = []

@@ -34,7 +34,7 @@ class Some(dict[str, Any]):
 
 
 class Values(dict[str, Any]):
-    """A map whose keys end with job ids of the model."""
+    """A map whose keys end with job ids of the model, in the order in which the broker has them."""
 
 
 class Names:
@@ -76,6 +76,13 @@ class Names:
         """A text of the model with the ids of the broker."""
         return MODEL_ID.sub(lambda found: self._real.get(found[0], found[0]), text)
 
+    def _learn(self, expected: Values, got: dict[str, Any]) -> None:
+        """Bind the ids in keys that nobody has seen before: the replies that told them were lost."""
+        ids = [found[0] for name in expected if (found := MODEL_ID.search(name)) is not None]
+        unseen = [name[-36:] for name in got if name[-36:] not in self._model]
+        for model, real in zip([one for one in ids if one not in self._real], unseen, strict=False):
+            self.bind(model, real)
+
     def match(self, expected: Any, got: Any, where: str) -> None:
         """Raise Failure where ``got`` is not what was expected."""
         if isinstance(expected, Id):
@@ -89,6 +96,7 @@ class Names:
             if not isinstance(got, dict):
                 raise Failure(f"{where}: expected {expected}, got {got!r}")
             if isinstance(expected, Values):
+                self._learn(expected, got)
                 expected = {self._told(name): value for name, value in expected.items()}
             if not isinstance(expected, Some) and expected.keys() != got.keys():
                 raise Failure(f"{where}: expected {expected}, got {got}")

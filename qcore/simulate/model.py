@@ -6,15 +6,15 @@ request, every reading of the clocks and every cut, and says which replies must 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, astuple, dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, Literal
 
 import msgpack
 
 from qcore.clock import Clock
 from qcore.reference.capacity import Bucket
+from qcore.reference.copies import alike
 from qcore.reference.engine import Job, Queue
 from qcore.reference.schedules import SavedSchedules
 from qcore.simulate.matching import Failure, Id, Some, Token
@@ -22,7 +22,6 @@ from qcore.simulate.plain import PlainEngine
 
 Request = Mapping[str, Any]
 Where = Literal["out", "held", "held_adds", "wait"]
-T = TypeVar("T")
 Level = Literal["buffered", "committed", "synced"]
 
 RETRY_FIRST_NS = 200_000_000
@@ -124,6 +123,9 @@ class RowOf:
     timeout_ns: int | None = None
     #: The same and the renewals as they are in this process, whose clock may be another.
     holding: tuple[object, ...] = ()
+    #: The job when it was last found to be as the row says, and what a store has of it then.
+    seen: Job | None = None
+    stored: Job | None = None
 
 
 @dataclass
@@ -329,6 +331,10 @@ class Model:
 
     def note_outcomes(self) -> None:
         """See which of the watched jobs have ended."""
+        if not self.watches:
+            self.plain.completed_now.clear()
+            self.plain.buried_now.clear()
+            return
         done = {id(job): result for job, result in self.plain.completed_now}
         self.plain.completed_now.clear()
         buried = {id(job) for job in self.plain.buried_now}
@@ -458,9 +464,9 @@ class Model:
         unwritten, self._unwritten = self._unwritten, dict(rows)
         plain = self.plain
         saved = SavedSchedules(
-            queues={name: _copied_queue(q) for name, q in plain.queues.items()},
+            queues={name: q.copied() for name, q in plain.queues.items()},
             kept=dict(plain.kept),
-            plans={name: _alike(plan) for name, plan in plain.plans.items()},
+            plans={name: alike(plan) for name, plan in plain.plans.items()},
             owned={job_id: name for job_id, name in plain.owned.items() if job_id in plain.jobs},
             repeats={job_id: repeat for job_id, repeat in plain.repeats.items() if job_id in plain.jobs},
             links={job_id: later for job_id, later in plain.links.items() if job_id in plain.jobs},
@@ -490,18 +496,13 @@ class Model:
                     row.expires_ns, row.timeout_ns = job.delivery.expires_ns, job.delivery.timeout_ns
             if row is None:
                 raise Failure(f"job {job.id} is not in the cut")
-            if (row.content, row.holding) != (_content(job), _holding(job)):
-                raise Failure(f"job {job.id} changed and was not written: {job}, before: {row}")
             self._rows[job.seq] = row
-            kept = _copied(job)
-            if row.state != ROW_STATES[job.state]:
-                if not (row.state == DELAYED_ROW and job.state == "ready"):
-                    raise Failure(f"job {job.id} is {job.state}, and its row says {row.state}")
-                kept.state = "delayed"  # promotion writes no row
-            if kept.delivery is not None:
-                # Deadlines count from when they were written, also by an earlier process.
-                kept.delivery.expires_ns, kept.delivery.timeout_ns = row.expires_ns, row.timeout_ns
-            saved.jobs[job.id] = kept
+            # Most jobs are as they were: those need no second look, nor another copy.
+            if row.seen is None or row.stored is None or vars(row.seen) != vars(job):
+                if (row.content, row.holding) != (_content(job), _holding(job)):
+                    raise Failure(f"job {job.id} changed and was not written: {job}, before: {row}")
+                row.seen, row.stored = job.copied(), _stored(job, row)
+            saved.jobs[job.id] = row.stored
             saved.written[job.id] = (row.now_ms, row.now_ns)
         cut = CutState(saved, self._rows, dict(self._indexes), self._highest)
         self.flight = Flight(cut, staged=self.gathering)
@@ -578,7 +579,7 @@ class Model:
         self.plain.buried_now.clear()
         self.plain.remembered.clear()
         self.outcomes.clear()
-        self._rows = {seq: replace(row) for seq, row in cut.rows.items()}
+        self._rows = {seq: replace(row, seen=None, stored=None) for seq, row in cut.rows.items()}
         for job in self.plain.jobs.values():
             if job.delivery is not None:
                 self._rows[job.seq].holding = _holding(
@@ -642,48 +643,25 @@ def _settings(q: Queue) -> tuple[object, ...]:
     return q.paused, dict(q.dead), dict(q.stalls), q.limits.concurrency, spent
 
 
+def _stored(job: Job, row: RowOf) -> Job:
+    """What a store has of a job whose last row is this one."""
+    kept = job.copied()
+    if row.state != ROW_STATES[job.state]:
+        if not (row.state == DELAYED_ROW and job.state == "ready"):
+            raise Failure(f"job {job.id} is {job.state}, and its row says {row.state}")
+        kept.state = "delayed"  # promotion writes no row
+    if kept.delivery is not None:
+        # Deadlines count from when they were written, also by an earlier process.
+        kept.delivery.expires_ns, kept.delivery.timeout_ns = row.expires_ns, row.timeout_ns
+    return kept
+
+
 def _holding(job: Job) -> tuple[object, ...]:
     delivery = job.delivery
     return () if delivery is None else (delivery.expires_ns, delivery.timeout_ns, delivery.renewals)
-
-
-#: What of a job is changed in place.
-_SHARED = tuple(one.name for one in fields(Job) if one.default_factory is not MISSING)
-_QUEUE_SHARED = tuple(one.name for one in fields(Queue) if one.default_factory is not MISSING)
-
-
-def _copied(job: Job) -> Job:
-    """A copy that shares nothing that is changed in place."""
-    twin = _alike(job)
-    if job.delivery is not None:
-        twin.delivery = _alike(job.delivery)
-    if job.key is not None:
-        twin.key = _alike(job.key)
-    for name in _SHARED:
-        held = getattr(job, name)
-        setattr(twin, name, held.copy() if isinstance(held, list | dict) else _alike(held))
-    return twin
 
 
 def limited(queue: Queue) -> bool:
     """Whether more than the order of its jobs decides what starts next."""
     limits = queue.limits
     return limits.rate is not None or limits.concurrency is not None or bool(limits.groups)
-
-
-def _copied_queue(queue: Queue) -> Queue:
-    twin = _alike(queue)
-    for name in _QUEUE_SHARED:
-        setattr(twin, name, copy.copy(getattr(queue, name)))
-    limits = twin.limits
-    if limits.rate is not None:
-        limits.rate = _alike(limits.rate)
-    limits.groups = {name: _alike(group) for name, group in limits.groups.items()}
-    return twin
-
-
-def _alike(one: T) -> T:
-    """What ``copy.copy`` gives for a plain dataclass, in a quarter of the time."""
-    twin = object.__new__(type(one))
-    twin.__dict__.update(one.__dict__)
-    return twin

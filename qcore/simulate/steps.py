@@ -151,10 +151,9 @@ class Generator:
     def _feed(self) -> Step:
         rng = self._rng
         states = [job.state for job in self._model.plain.jobs.values()]
-        ended = states.count("completed") + states.count("failed")
-        full = len(states) - ended > MOST_JOBS // 2
+        n_ended = states.count("completed") + states.count("failed")
         requests = [
-            self._request(ended > MOST_JOBS // 2, full) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))
+            self._request(n_ended, len(states) - n_ended) for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 6)))
         ]
         alone = [request for request in requests if request["cmd"] == "FAIL" or request.keys() & TIED]
         if alone:
@@ -172,22 +171,38 @@ class Generator:
         del self._tags[:-300]
         return step
 
-    def _request(self, many_ended: bool, full: bool) -> Request:
-        if many_ended:
+    def _request(self, n_ended: int, n_live: int) -> Request:
+        """One request. Where jobs pile up, some of them remove jobs, but never all: life goes on."""
+        if n_ended > MOST_JOBS // 2 and self._chance(0.7):
             return self._tidy()
+        if n_live > MOST_JOBS and self._chance(0.3):
+            return self._relieve()
         make = self._choice(self._requests)
-        if full and make in (self._push, self._pushb):
+        if n_live > MOST_JOBS // 2 and make in (self._push, self._pushb):
             make = self._pull
         request: Request = make()
         return request
 
     def _tidy(self) -> Request:
+        """What removes ended jobs; those that live ones still need stay."""
         queue = self._rng.choice((*QUEUES, SCHEDULED, *BRIEF))
         return self._rng.choice(
             (
                 {"cmd": "Clean", "queue": queue, "state": "completed"},
                 {"cmd": "Clean", "queue": queue, "state": "failed"},
                 {"cmd": "PurgeDlq", "queue": queue},
+            )
+        )
+
+    def _relieve(self) -> Request:
+        """What removes live jobs."""
+        queue = self._rng.choice((*QUEUES, SCHEDULED))
+        return self._rng.choice(
+            (
+                self._with("Cancel", self._job("parked")),
+                self._with("Cancel", self._job("parked")),
+                {"cmd": "Clean", "queue": queue},
+                {"cmd": "Drain", "queue": queue},
             )
         )
 

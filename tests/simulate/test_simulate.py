@@ -10,7 +10,7 @@ import pytest
 
 from qcore.simulate import Failure, Result, replay, shrink, simulate
 from qcore.simulate.disk import Disk
-from qcore.simulate.matching import Id, Names, Some
+from qcore.simulate.matching import Id, Names, Some, Values
 from qcore.simulate.world import Step
 from qcore.store.base import Cut, StoreFault
 
@@ -80,6 +80,20 @@ def test_a_difference_is_found_and_printed() -> None:
     ):
         with pytest.raises(Failure):
             names.match(expected, got, "X")
+
+
+def test_ids_in_keys_are_learned_when_they_are_first_seen() -> None:
+    names = Names()
+    mine = [f"00000000-0000-7000-8000-{n:012d}" for n in range(3)]
+    real = [f"018cac3b-a484-7242-a3f1-{n:012d}" for n in range(3)]
+    names.bind(mine[1], real[1])
+    expected = Values({f"a:{one}": n for n, one in enumerate(mine)})
+    with pytest.raises(Failure):
+        Names().match(expected, {f"a:{one}": 0 for one in real}, "X")
+    names.match(expected, {f"a:{one}": n for n, one in enumerate(real)}, "X")
+    assert [names.real(one) for one in mine] == real
+    with pytest.raises(Failure):
+        names.match(expected, {f"a:{one}": n for n, one in enumerate(reversed(real))}, "X")
 
 
 @pytest.mark.parametrize("takes_packed", [True, False])
