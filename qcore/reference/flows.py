@@ -16,7 +16,7 @@ from qcore.reference.ties import Ties
 LIVE = ("ready", "delayed", "active", "parked")
 
 
-class _Jobs(dict[str, Job]):
+class Jobs(dict[str, Job]):
     """The jobs, telling of each that is removed."""
 
     def __init__(self, gone: Callable[[Job], None], jobs: dict[str, Job]) -> None:
@@ -41,7 +41,7 @@ class FlowEngine(Engine):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.jobs = _Jobs(self._gone, {})
+        self.jobs = Jobs(self._gone, {})
         self.held: dict[str, Job] = {}  # completed and removed, but needed
         self._completing: str | None = None
         self._new_ties: Ties | None = None
@@ -499,7 +499,7 @@ class FlowEngine(Engine):
 
     def _relink(self, saved: Saved, now_ms: int) -> None:
         self.held = {job_id: job for job_id, job in self.jobs.items() if job.state == "kept"}
-        self.jobs = _Jobs(
+        self.jobs = Jobs(
             self._gone, {job_id: job for job_id, job in self.jobs.items() if job_id not in self.held}
         )
         live = [job for job in self.jobs.values() if job.state in LIVE]

@@ -7,8 +7,9 @@ from typing import Any
 
 from qcore.engine.cron import Cron
 from qcore.errors import LeaseError, NotFoundError, StateError
+from qcore.reference.copies import alike
 from qcore.reference.engine import Job, Removal
-from qcore.reference.flows import FlowEngine
+from qcore.reference.flows import FlowEngine, Jobs
 from qcore.reference.schedules import ScheduledEngine
 
 
@@ -36,6 +37,20 @@ class PlainEngine(ScheduledEngine, FlowEngine):
         self.buried_now: list[Job] = []
         #: Outcomes that were reported by clients who may ask again, by token.
         self.remembered: dict[str, str] = {}
+
+    def twin(self) -> PlainEngine:
+        """Another engine with the same jobs, to see what pulls would do; nobody hears of what it adds."""
+        twin = alike(self)
+        twin.jobs = Jobs(twin._gone, {job_id: job.copied() for job_id, job in self.jobs.items()})
+        twin.held = {job_id: job.copied() for job_id, job in self.held.items()}
+        twin.queues = {name: q.copied() for name, q in self.queues.items()}
+        twin.kept, twin._evidence = dict(self.kept), dict(self._evidence)
+        twin.repeats, twin.links, twin.owned = dict(self.repeats), dict(self.links), dict(self.owned)
+        twin.completed_now, twin.buried_now = [], []
+        twin._finals, twin.remembered = dict(self._finals), dict(self.remembered)
+        twin._failures, twin.events = [], []
+        twin._added = lambda job, before: None
+        return twin
 
     def _fire(self, name: str, now_ms: int, now_ns: int) -> None:
         before = self._seq

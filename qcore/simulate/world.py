@@ -24,6 +24,7 @@ from qcore.simulate.disk import Disk
 from qcore.simulate.ledger import Ledger
 from qcore.simulate.matching import Failure, Id, Names
 from qcore.simulate.model import Config, CutState, Model, limited
+from qcore.simulate.plain import PlainEngine
 from qcore.simulate.requests import serve
 from qcore.store.base import INSERT_WIDTH, UPDATE_WIDTH, Cut
 
@@ -205,26 +206,26 @@ class World:
                 broker.end_commit()
         if seen[0] != seen[1]:
             raise Failure(f"recovery gave {seen[0]}, and again {seen[1]}")
-        for name, q in self.model.plain.queues.items():
+        plain = self.model.plain.twin()
+        for name, q in plain.queues.items():
             if limited(q):
                 continue
             engine.pause(name, False)
+            plain.pause(name, False)
             order = engine.pull_many(name, 10_000, self.clock.now_ms(), self.clock.now_ns())
-            expected = self._ready(name)
+            expected = self._pulled(plain, name)
             got = [job_id for job_id, _, _ in order]
             if len(got) != len(expected):
                 raise Failure(f"{name} holds {len(expected)} ready jobs, and {len(got)} after recovery")
             for model_id, real in zip(expected, got, strict=True):
                 self.names.bind(model_id, real)
 
-    def _ready(self, name: str) -> list[str]:
-        """What pulls would get now, without those whose time is over."""
-        now_ms = self.clock.now_ms()
-        jobs = self.model.plain.jobs
-        ready = [job for job in jobs.values() if job.queue == name and job.state in ("ready", "delayed")]
-        ready = [job for job in ready if job.state == "ready" or job.run_ms <= now_ms]
-        ready = [job for job in ready if job.life_ms is None or now_ms <= job.life_ms]
-        return [job.id for job in sorted(ready, key=lambda job: job.place)]
+    def _pulled(self, plain: PlainEngine, name: str) -> list[str]:
+        """What pulls get now, until there is nothing: the end of one whose time is over may let others go."""
+        ids = []
+        while (one := plain.pull(name, self.clock.now_ms(), self.clock.now_ns())) is not None:
+            ids.append(one[0])
+        return ids
 
     def _listed(self, broker: Broker, name: str) -> list[str]:
         return broker.engine.list_jobs(name, self.clock.now_ms(), limit=100_000)
