@@ -42,9 +42,10 @@ $(VENV)/.tools: $(VENV)/.installed
 demo: setup
 	@$(BIN)/qcore demo
 
-# Most tests wait for processes, disks and sockets: four at a time keep two cores busy.
+# Most tests wait for processes, disks and sockets: four at a time keep two cores busy. Files go out
+# in the order of tests/conftest.py, the slow ones first, and not by their number of tests.
 test: setup foreign
-	@$(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 soak: setup
 	@$(BIN)/python -m tests.soak.kills

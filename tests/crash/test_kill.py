@@ -42,6 +42,7 @@ def run_campaign(kills: int, *options: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(MOST_S_PER_KILL * 40)
 @pytest.mark.parametrize(("mode", "kills"), [("server", 28), ("embedded", 36)])
 def test_cases_c021_c027_campaign(mode: str, kills: int) -> None:

@@ -18,6 +18,9 @@ import pytest
 from qclient.demo.counting import count_names
 from qclient.demo.files import source_files
 
+# Each test runs the demo, some of them four times.
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 110
 MODES = pytest.mark.parametrize("mode", [(), ("--tcp",)], ids=["embedded", "tcp"])
 Mode = tuple[str, ...]
