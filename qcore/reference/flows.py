@@ -190,13 +190,13 @@ class FlowEngine(Engine):
                 raise StateError(f"The unique key is held by a job that is not a child of {parent}")
         return super()._make_way(queue, key, now_ms)
 
-    def _evidenced(self, job: Job) -> set[str]:
+    def _evidenced(self, job: Job) -> frozenset[str]:
         """What a job depends on that is known as completed and not there."""
-        return {
+        return frozenset(
             other
             for other in job.ties.depends_on
             if self.is_done(other) and other not in self.jobs and other not in self.held
-        }
+        )
 
     def _start_over(self, job: Job, now_ms: int, before: str) -> None:
         job.ties.evidenced |= self._evidenced(job) - job.ties.dropped.keys()

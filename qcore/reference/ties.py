@@ -14,9 +14,8 @@ class Ties:
     parent: str | None = None
     policy: str | None = None  # fail, continue, ignore, remove
     settled: int = 0  # so many of depends_on are done with
-    evidenced: set[str] = field(
-        default_factory=set
-    )  # when it was admitted or started over, by evidence alone
+    #: Satisfied by evidence alone, when it was admitted or started over.
+    evidenced: frozenset[str] = frozenset()
     dropped: dict[str, tuple[str, str, str | None]] = field(default_factory=dict)  # policy, queue:id, error
     child_failed: tuple[str, str] | None = None
 

@@ -631,7 +631,7 @@ def _tied(job: Job) -> tuple[object, ...]:
         ties.parent,
         ties.policy,
         ties.settled,
-        frozenset(ties.evidenced),
+        ties.evidenced,
         tuple(ties.dropped.items()),
         ties.child_failed,
     )
