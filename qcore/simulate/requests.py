@@ -739,16 +739,14 @@ def _dependencies(model: Model, key: Key, request: Request) -> Reply:
 
 def _cron(model: Model, key: Key, request: Request) -> Reply:
     options = request.get("jobOptions", {})
+    # What says no more than the default changes nothing.
     job: dict[str, Any] = {
+        "remove_on_complete": options.get("removeOnComplete", False),
         "remove_on_fail": options.get("removeOnFail", False),
         "priority": request.get("priority", 0),
+        "delay_ms": options.get("delay", 0),
     }
-    for mine, theirs in (
-        ("delay_ms", "delay"),
-        ("attempts", "maxAttempts"),
-        ("timeout_ms", "timeout"),
-        ("remove_on_complete", "removeOnComplete"),
-    ):
+    for mine, theirs in (("attempts", "maxAttempts"), ("timeout_ms", "timeout")):
         if theirs in options:
             job[mine] = options[theirs]
     name = request["name"]
