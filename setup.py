@@ -8,6 +8,7 @@ modules under one prefix, so that a part can be worked on alone.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 from Cython.Build import cythonize
@@ -96,6 +97,9 @@ extensions = [
 # A change of debug or trace leaves stale C files behind unless both steps are forced.
 FORCE = DEBUG or TRACE or os.environ.get("QCORE_FORCE") == "1"
 
+# Processes that are spawned would run this file again.
+CYTHON_JOBS = os.cpu_count() or 1 if multiprocessing.get_start_method() == "fork" else 0
+
 setup(
     ext_modules=cythonize(
         extensions,
@@ -103,6 +107,7 @@ setup(
         annotate=DEBUG,
         force=FORCE,
         show_all_warnings=False,
+        nthreads=CYTHON_JOBS,
     ),
     options={"build_ext": {"force": FORCE, "parallel": os.cpu_count() or 1}},
 )
