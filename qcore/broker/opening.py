@@ -248,6 +248,9 @@ def close_broker(broker: Broker) -> None:
         return
     try:
         flush(broker)
+        with broker:
+            broker.engine.trim_journals()  # durable adds count, and push out others, only after their commit
+        flush(broker)
         broker.store.commit(Cut(meta={META_OPEN: b"0"}), sync=True)
     finally:
         broker.store.close()

@@ -501,8 +501,8 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
             q = engine.c_queue_at(index)
             if q is None:
                 forgotten.append((index, packed))
-            else:
-                engine.c_restore_counts(q, packed)
+            elif engine.c_restore_counts(q, packed):
+                engine.c_mark_counts(q)     # else a higher bound brought back what this one let go
         except (ValueError, TypeError, OverflowError):
             bad += 1
     bad += engine.c_restore_forgotten(forgotten)
@@ -517,14 +517,12 @@ def restore_counts(Engine engine not None, list telemetry, list minutes):
 def restore_journals(Engine engine not None, list entries):
     """Bring back the rows of events, after the counts. The keys of those that cannot be read, which are left alone."""
     cdef list bad = []
-    cdef Queue q
     for key, packed in sorted(entries):
         try:
             engine.c_restore_event_row(key, packed)
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
             bad.append(key)
-    for q in list(engine.queues.values()):
-        engine.c_trim_journal(q)
+    engine.trim_journals()
     return bad
 
 

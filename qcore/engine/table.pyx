@@ -861,7 +861,10 @@ cdef class Table:
                             f.total, f.prev_ms, f.minute if f.until_ms else -1, f.prev_count)
 
     cdef int c_restore_counts(self, Queue q, bytes packed) except -1:
-        """Bring back stored counts. Raises ValueError when they cannot be read."""
+        """Bring back stored counts. Raises ValueError when they cannot be read.
+
+        1: fewer events count than then, since the bound is lower.
+        """
         cdef Meter meter
         if len(packed) != _COUNTS.size or packed[0] != COUNTS_VERSION:
             raise ValueError("unknown form")
@@ -874,7 +877,7 @@ cdef class Table:
                 meter.minute = minute
                 meter.until_ms = (minute + 1) * MINUTE_MS
                 meter.prev_count = prev_count
-        return 0
+        return fields[1] > self.max_events
 
     cdef int c_restore_forgotten(self, list rows) except -1:
         """Bring back what was counted of forgotten queues: (index, value) each; how many could not be read.
@@ -1112,6 +1115,12 @@ cdef class Table:
             for key, _ in q.journal.c_trim(q.n_events):
                 self.c_side("journal", key, None)
         return 0
+
+    def trim_journals(self):
+        """Remove the rows that do not count any more, of all queues. O(queues)."""
+        cdef Queue q
+        for q in self.queues.values():
+            self.c_trim_journal(q)
 
     cdef int c_restore_event_row(self, object key, object packed) except -1:
         """Bring back a row of a journal; they come in order. One that is not kept any more goes."""

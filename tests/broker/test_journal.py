@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +170,57 @@ def test_the_cap_holds_exactly_over_restarts(clock: ManualClock, seed: int) -> N
         found = journal(talk)
         queue = broker.engine.queue("q")
         assert len(found) == told == (0 if queue is None else queue.n_events)
-        assert rows(store) <= told + 1
         broker.engine._check()
+        close_broker(broker)
         store = store.reopened()
+        assert rows(store) <= told
     assert told == 50
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
+@pytest.mark.parametrize("keep_events", [False, True], ids=["counted", "kept"])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_a_cap_that_changes_brings_nothing_back(
+    tmp_path: Path, clock: ManualClock, keep_events: bool, durable: bool, clean: bool
+) -> None:
+    """What a lower cap let go is gone, from the count, the list and the file, also without any event."""
+    home = tmp_path / "0"
+    home.mkdir()
+    rng = random.Random(5)
+    expected: list[str] = []
+    lives = [(100, 40), (10, 0), (100, 3), (10, 12), (5, 1), (1000, 5), (0, 0), (100, 2), (0, 3), (100, 4)]
+    lives += [(rng.choice((0, 1, 4, 9, 30)), rng.randint(0, 12)) for _ in range(12)]
+    for life, (cap, n) in enumerate(lives):
+        path = str(home / "jobs.db")
+        broker = open_broker(
+            path, mode="server", clock=clock, seed=SEED, keep_events=keep_events, max_events=cap
+        )
+        broker.engine._check()
+        talk = Talk(broker)
+        expected = expected[max(0, len(expected) - cap) :]
+        for i in range(n + 1):
+            found = talk.good("GetEvents", queue="q", limit=1000)["data"]
+            assert found["count"] == len(expected), (life, i)
+            if keep_events:
+                assert [entry["event"]["jobId"] for entry in found["events"]] == expected
+            if i < n:
+                talk.good("PUSH", queue="q", name="n", jobId=f"{life}-{i}", durable=durable)
+                if rng.random() < 0.5:
+                    flush(broker)
+                expected = [*expected, f"{life}-{i}"][max(0, len(expected) + 1 - cap) :]
+        if life % 3 == 2:
+            kept = rng.choice((0, 3, 7))
+            removed = talk.good("TrimEvents", queue="q", maxLength=kept)["data"]["removed"]
+            assert removed == max(0, len(expected) - kept), life
+            expected = expected[max(0, len(expected) - kept) :]
+        flush(broker)
+        if not clean:
+            home = Path(shutil.copytree(home, tmp_path / f"{life + 1}"))
+        close_broker(broker)
+        if clean and durable:
+            with closing(sqlite3.connect(path)) as con:
+                (left,) = con.execute("SELECT count(*) FROM journal").fetchone()
+            assert left == (len(expected) if keep_events else 0), life
 
 
 def test_rows_go_from_the_file_exactly_when_they_do_not_count(clock: ManualClock) -> None:
@@ -189,6 +239,19 @@ def test_rows_go_from_the_file_exactly_when_they_do_not_count(clock: ManualClock
     flush(broker)
     assert rows(store) == 1, "a batch that is larger than the cap leaves one row of what counts"
     assert len(journal(talk)) == 50
+
+
+def test_a_closed_file_holds_no_more_than_the_cap(clock: ManualClock) -> None:
+    """A durable add pushes out the oldest event once its commit is over, also when it is the last."""
+    store = MemoryStore()
+    broker = opened(store, clock, max_events=10)
+    for n in range(15):
+        Talk(broker).good("PUSH", queue="q", name="n", jobId=str(n), durable=True)
+    close_broker(broker)
+    store = store.reopened()
+    assert rows(store) == 10
+    broker = opened(store, clock, max_events=1000)
+    assert [event["jobId"] for event in journal(Talk(broker))] == [str(n) for n in range(5, 15)]
 
 
 def test_a_smaller_cap_and_a_journal_that_is_turned_off(clock: ManualClock) -> None:
