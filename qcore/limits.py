@@ -68,6 +68,8 @@ DEFAULT_MAX_WAITING_DEPS = 10_000
 AHEAD_ROWS = 2048
 #: Before a failed commit is tried again, at first and while somebody waits for it.
 DEFAULT_RETRY_MS = 200
+#: That wait doubles with each failure, up to this.
+MAX_RETRY_MS = 30_000
 MAX_FLOW_JOBS = 10_000
 MAX_FLOW_DEPTH = 100
 MAX_FLOW_BYTES = 64 * 1024 * 1024

@@ -101,6 +101,7 @@ cdef class Broker:
     cdef object unwritten               # cut that failed, to be written with the next
     cdef list taken                     # cuts after it that could not be joined to it yet
     cdef int64_t retry_at_ns, retry_wait_ns
+    cdef Py_ssize_t n_dropped           # durable adds that were dropped since the last commit that succeeded
     cdef readonly object degraded       # None, or (error text, kind, since ms)
     # events
     cdef dict listeners                 # queue name -> outlets, in order of their subscriptions

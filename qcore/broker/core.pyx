@@ -52,7 +52,7 @@ cdef extern from "time.h" nogil:
 
 logger = logging.getLogger("qcore.broker")
 
-cdef int64_t RETRY_MOST_NS = 30_000_000_000
+cdef int64_t RETRY_MOST_NS = limits.MAX_RETRY_MS * 1000000
 cdef int64_t ARCHIVE_ASK_MS = 60_000
 cdef int64_t LOOK_NS = limits.QUEUE_LOOK_MS * 1_000_000
 
@@ -927,6 +927,7 @@ cdef class Broker:
             if error is None:
                 self.retry_at_ns = self.retry_wait_ns = 0
                 self.degraded = None
+                self.n_dropped = 0
                 self.engine.c_committed()
                 for slot, seq in staged.items():
                     if self.c_is_staged(slot, seq):
@@ -947,6 +948,7 @@ cdef class Broker:
                     # One that was added again meanwhile stays, for the caller of that.
                     if slot not in self.staged and self.c_is_staged(slot, seq):
                         self.engine.c_forget(slot)
+                        self.n_dropped += 1
             self.flight_cut = None
             for outlet, held, held_adds in flight:
                 outlet.adds_away = False
@@ -1114,6 +1116,11 @@ cdef class Broker:
         """Changed jobs that are not on disk yet."""
         return (self.engine.n_changes + (0 if self.unwritten is None else self.unwritten.n_jobs)
                 + sum([cut.n_jobs for cut in self.taken]))
+
+    @property
+    def unwritten_jobs(self):
+        """Changed jobs that are lost if the process ends now: durable adds that were refused are none."""
+        return self.unflushed - self.n_dropped
 
     # --- reads for generic handlers ----------------------------------------------------------------------
 

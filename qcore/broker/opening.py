@@ -239,18 +239,34 @@ def commit_next(broker: Broker, take: Callable[[], Cut | None]) -> bool:
     return True
 
 
-def close_broker(broker: Broker) -> None:
-    """Flush, mark the file as cleanly closed, checkpoint and let it go."""
+def close_broker(broker: Broker, again: Callable[[], bool] = lambda: False) -> None:
+    """Flush, mark the file as cleanly closed, checkpoint and let it go.
+
+    When that cannot be written, ``again`` waits and tells whether it is tried once more.
+
+    :raises StoreError: it could not be written; the file was let go all the same
+    """
     if broker.closed:
         return
     broker.mark_closed()
     if broker.store is None:
         return
     try:
+        while not _write_end(broker, again):
+            pass
+    finally:
+        broker.store.close()
+
+
+def _write_end(broker: Broker, again: Callable[[], bool]) -> bool:
+    try:
         flush(broker)
         with broker:
             broker.engine.trim_journals()  # durable adds count, and push out others, only after their commit
         flush(broker)
         broker.store.commit(Cut(meta={META_OPEN: b"0"}), sync=True)
-    finally:
-        broker.store.close()
+    except StoreError:
+        if not again():
+            raise
+        return False
+    return True

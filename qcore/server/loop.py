@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 from types import FrameType
@@ -29,7 +30,8 @@ from qcore.broker.access import SessionSettings, Tokens
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
-from qcore.errors import ConfigError, StoreError, described
+from qcore.errors import ConfigError, StoreError, complain, described, one_line
+from qcore.limits import DEFAULT_RETRY_MS, MAX_RETRY_MS
 from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
 from qcore.server.connection import Connection
 from qcore.server.listening import Listener, open_tcp, open_unix
@@ -48,6 +50,20 @@ ACCEPT_PAUSE_S = 0.1
 AGAIN_S = 1.0
 #: At the end, peers that have not taken all that is ready for them get so long to do it.
 FAREWELL_S = 1.0
+#: Exit code of a server that stopped, but could not write what was in memory.
+UNWRITTEN = 3
+
+
+class UnwrittenError(StoreError):
+    """The server has ended, but not all that was in memory is in the data file."""
+
+
+def _pauses_s() -> Iterator[float]:
+    """How long to wait before a commit that failed is tried again."""
+    pause_ms = DEFAULT_RETRY_MS
+    while True:
+        yield pause_ms / 1000
+        pause_ms = min(2 * pause_ms, MAX_RETRY_MS)
 
 
 class Server:
@@ -189,7 +205,34 @@ class Server:
                 connection.close(release=False)
             self._traffic.connections.clear()
         finally:
-            self.abandon()
+            try:
+                self.abandon()
+            except StoreError as error:
+                raise UnwrittenError(self._lack(error)) from error
+
+    def _lack(self, error: StoreError) -> str:
+        """What the data file lacks after an end that could not write it."""
+        if self.broker.degraded is None:
+            return f"stopped; every change is written, but not that it is the end: {error}"
+        why, _, since_ms = self.broker.degraded
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(since_ms // 1000))
+        return (
+            "stopped, but not everything in memory could be written: changed jobs that are lost: "
+            f"{self.broker.unwritten_jobs:,}; the data file cannot be written since {since} UTC: {why}"
+        )
+
+    def _wait_to_try_again(self, pauses_s: Iterator[float]) -> bool:
+        """After an end that could not be written: wait, unless it is time to give up."""
+        self._drain_wakes()
+        left = (self._stop_at_ns - time.monotonic_ns()) * 1e-9
+        if self._stopping > 1 or left <= 0:
+            return False
+        pause = min(left, next(pauses_s))
+        logger.error("the data file cannot be written; trying again in %.1f s, for %.1f s", pause, left)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_r, EVENT_READ)
+            selector.select(pause)
+        return True
 
     def _send_the_rest(self) -> None:
         """Write what is ready, with a moment for peers that are slow to take it."""
@@ -213,7 +256,7 @@ class Server:
         try:
             if self._writer is not None:
                 self._writer.close()
-            close_broker(self.broker)
+            close_broker(self.broker, partial(self._wait_to_try_again, _pauses_s()))
         finally:
             self._selector.close()
             self._wake_r.close()
@@ -427,6 +470,9 @@ def serve(options: Options, out: TextIO | None = None) -> int:
     out.flush()
     try:
         server.run()
+    except UnwrittenError as error:
+        complain(f"qcore start: {one_line(error)}")
+        return UNWRITTEN
     finally:
         signal.set_wakeup_fd(-1)
     return 0 if server._stopping < 2 else 1
