@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qcore.server.loop import UNWRITTEN
 from qcore.server.options import parse, parser
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/server.md").read_text(encoding="utf-8")
@@ -97,4 +98,4 @@ def test_help_says_what_the_page_says() -> None:
 def test_signals_and_codes_are_there() -> None:
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"):
         assert f"`{name}`" in PAGE
-    assert re.findall(r"^\| (\d) \|", PAGE, re.MULTILINE) == ["0", "1", "2"]
+    assert re.findall(r"^\| (\d) \|", PAGE, re.MULTILINE) == ["0", "1", "2", str(UNWRITTEN)]
