@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-__all__ = ["Cron", "CronError", "check_zone"]
+__all__ = ["Cron", "CronError", "check_zone", "shown"]
 
 MAX_CHARS: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1)
@@ -37,7 +37,19 @@ _WORDS: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_FIELDS: Final = ("second", "minute", "hour", "day of month", "month", "weekday")
+_MONTHS: Final = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_WEEKDAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+#: The fields, each with its least and greatest number and the names of its numbers from there on.
+_FIELDS: Final[dict[str, tuple[int, int, tuple[str, ...]]]] = {
+    "second": (0, 59, ()),
+    "minute": (0, 59, ()),
+    "hour": (0, 23, ()),
+    "day of month": (1, 31, ()),
+    "month": (1, 12, _MONTHS),
+    "weekday": (0, 7, _WEEKDAYS),
+}
+#: What cronsim says of a day that no month has, like 30 February.
+_NO_SUCH_DAY: Final = "Bad day-of-month"
 _NUMBERS: Final = re.compile(r"[0-9*,/-]+")
 _NAMES: Final = re.compile(r"[0-9A-Z*,/-]+")
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+)*")
@@ -63,18 +75,51 @@ def _normal(expression: str) -> str:
         raise CronError("it holds characters other than ASCII")
     fields = text.upper().split()
     if len(fields) not in (5, 6):
-        raise CronError(f"expected 5 fields, or 6 with seconds first, got {len(fields)}")
+        raise CronError(
+            f"expected 5 fields, or 6 with seconds first, got {len(fields)}, in {shown(expression)}"
+        )
     if len(fields) == 5:
         fields.insert(0, "0")
     for at, (name, value) in enumerate(zip(_FIELDS, fields, strict=True)):
         allowed = _NAMES if name in ("month", "weekday") else _NUMBERS
         if not allowed.fullmatch(value) or (name == "weekday" and re.search(r"[0-9]L", value)):
-            raise CronError(f"bad {name} {value[:40]!r}")
+            raise CronError(f"{_fault(name, value) or f'bad {name} {value[:40]!r}'}, in {shown(text)}")
         # A field that starts with a star is unrestricted to cronsim; a step restricts it.
         if name in ("day of month", "weekday") and value.startswith("*") and value != "*":
             every = "1-31" if name == "day of month" else "0-6"
             fields[at] = "*" if value == "*/1" else every + value[1:]
     return " ".join(fields)
+
+
+def shown(expression: str) -> str:
+    """An expression as errors name it."""
+    return repr(expression if len(expression) <= 60 else expression[:57] + "...")
+
+
+def _fault(name: str, field: str) -> str | None:
+    """What is wrong with a field, as a text that says what is expected; None if that is not known."""
+    least, most, names = _FIELDS[name]
+    expected = f"{name} must be {least}-{most}" + (f" or a name like {names[1]}" if names else "")
+    for part in field.split(","):
+        base, slash, step = part.partition("/")
+        if slash and not step.strip("0"):
+            return f"the step of {name} must be at least 1, not {step[:20]!r}"
+        if base == "*":
+            continue
+        ends: list[int] = []
+        for end in base.split("-"):
+            if end in names:
+                value = least + names.index(end)
+            elif end.isdigit() and len(end) < 5:
+                value = int(end)
+            else:
+                return f"{expected}, not {end[:20]!r}"
+            if not least <= value <= most:
+                return f"{expected}, not {value}"
+            ends.append(value)
+        if len(ends) == 2 and ends[0] > ends[1]:
+            return f"the range {base!r} of {name} descends"
+    return None
 
 
 def _zone(name: str) -> tzinfo:
@@ -109,9 +154,14 @@ class Cron:
             self._ahead = CronSim(self._fields, _EPOCH)
             self._match(_EPOCH)
         except CronSimError as error:
-            raise CronError(str(error)) from None
+            for name, field in zip(_FIELDS, self._fields.split(), strict=True):
+                if (fault := _fault(name, field)) is not None:
+                    raise CronError(f"{fault}, in {shown(expression)}") from None
+            if str(error) != _NO_SUCH_DAY:
+                raise CronError(f"{str(error).lower()}, in {shown(expression)}") from None
+            raise CronError(f"{shown(expression)} never comes due") from None
         except StopIteration:
-            raise CronError("it never comes due") from None
+            raise CronError(f"{shown(expression)} never comes due") from None
 
     def next_ms(self, after_ms: int) -> int | None:
         """Return the first instant strictly later than ``after_ms``; None beyond the calendar.

@@ -107,6 +107,31 @@ def test_what_is_refused(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("61 * * * *", "minute must be 0-59, not 61, in '61 * * * *'"),
+        ("* 24 * * *", "hour must be 0-23, not 24, in '* 24 * * *'"),
+        ("61 0 0 1 1 *", "second must be 0-59, not 61, in '61 0 0 1 1 *'"),
+        ("0 0 0 * *", "day of month must be 1-31, not 0, in '0 0 0 * *'"),
+        ("0 0 1 13 *", "month must be 1-12 or a name like FEB, not 13, in '0 0 1 13 *'"),
+        ("0 0 * foo *", "month must be 1-12 or a name like FEB, not 'FOO', in '0 0 * foo *'"),
+        ("0 0 * * 1-8", "weekday must be 0-7 or a name like MON, not 8, in '0 0 * * 1-8'"),
+        ("0 0 L * *", "day of month must be 1-31, not 'L', in '0 0 L * *'"),
+        ("*/0 * * * *", "the step of minute must be at least 1, not '0', in '*/0 * * * *'"),
+        ("10-5 * * * *", "the range '10-5' of minute descends, in '10-5 * * * *'"),
+        ("1,,2 * * * *", "minute must be 0-59, not '', in '1,,2 * * * *'"),
+        ("0 0 * *", "expected 5 fields, or 6 with seconds first, got 4, in '0 0 * *'"),
+        ("0 0 30 2 *", "'0 0 30 2 *' never comes due"),
+        ("0 0 31 4,6 *", "'0 0 31 4,6 *' never comes due"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_is_expected(expression: str, said: str) -> None:
+    with pytest.raises(CronError) as caught:
+        Cron(expression)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
     "zone",
     ["localtime", "posixrules", "posix/UTC", "right/UTC", "", "Europe", "../etc", "/etc/localtime", "a b",
      "Europe/Berlin\0", "Europe//Berlin", "UTC+3", "x" * 5000],

@@ -7,7 +7,7 @@ from typing import Any
 
 from qcore.broker.handlers.adding import admissible, admission
 from qcore.broker.handlers.answer import Answer, Fields, Handler, Reply
-from qcore.engine.cron import Cron, CronError, check_zone
+from qcore.engine.cron import Cron, CronError, check_zone, shown
 from qcore.engine.schedule import Schedule
 from qcore.errors import CommandError, NotFoundError
 from qcore.wire.fields import MAX_SETTING
@@ -45,7 +45,7 @@ def check_timing(fields: Fields, now_ms: int) -> None:
     try:
         if pattern is not None:
             if Cron(pattern, zone).next_ms(now_ms) is None:
-                raise CronError("it never comes due")
+                raise CronError(f"{shown(pattern)} never comes due")
         elif zone is not None:
             check_zone(zone)
     except CronError as error:
