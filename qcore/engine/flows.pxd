@@ -36,7 +36,7 @@ cdef class Flows(Losses):
     cdef int c_unpark(self, uint32_t slot, int64_t now_ms, bint tell) except -1
     cdef bint c_same_child(self, str job_id, object parent_id) except -1
     cdef int c_tell_parents(self, int64_t now_ms) except -1
-    cdef int c_fail_parked(self, uint32_t slot, str error, int64_t now_ms) except -1
+    cdef int c_fail_parked(self, uint32_t slot, str child_id, str error, int64_t now_ms) except -1
     cdef object c_parent_of(self, uint32_t slot)
     cdef bint c_may_link(self, uint32_t parent, str token) except -1
     cdef bint c_park(self, uint32_t slot, int64_t now_ms, bint leave) except -1

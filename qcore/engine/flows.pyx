@@ -13,7 +13,8 @@ parent. After a restart the open edges follow from what there is:
 * ``dependsOn``, ``childrenIds``, ``parentId``: as they were given
 * ``settledEdges``: the first so many of ``dependsOn`` are done with, whatever becomes of them
 * ``edgesDone``: ids that were satisfied by evidence alone at admission, or when the job was started over
-* ``edgesDropped``: id of a failed child -> [policy, "queue:id", error]
+* ``edgesDropped``: id of a failed child -> [policy, "queue:id", error]; with the policy ``fail`` of the one
+  that has ended this job
 * ``childFailed``: [id, text] of a child whose failure ends this job as soon as it parks
 """
 
@@ -279,7 +280,7 @@ cdef class Flows(Losses):
         """What its children did before counts now."""
         failed = (<dict>self.job_at(slot).extra).get("childFailed")
         if failed is not None:
-            self.c_fail_parked(slot, failed[1], now_ms)
+            self.c_fail_parked(slot, failed[0], failed[1], now_ms)
             self.c_tell_parents(now_ms)
         return 0
 
@@ -454,10 +455,12 @@ cdef class Flows(Losses):
                 extra = self.c_extra(job)
                 edges = <set>self.edges[parent]
                 self.c_mark(parent, job)
+                if error is None:
+                    error = "discarded"
                 if policy == "fail":
-                    error = f"Child job {job_id} failed: {'discarded' if error is None else error}"
+                    error = f"Child job {job_id} failed: {error}"
                     if job.state == PARKED:
-                        self.c_fail_parked(parent, error, now_ms)
+                        self.c_fail_parked(parent, job_id, error, now_ms)
                     else:
                         extra["childFailed"] = [job_id, error]
                     continue
@@ -476,7 +479,7 @@ cdef class Flows(Losses):
             self.telling = False
         return 0
 
-    cdef int c_fail_parked(self, uint32_t slot, str error, int64_t now_ms) except -1:
+    cdef int c_fail_parked(self, uint32_t slot, str child_id, str error, int64_t now_ms) except -1:
         """A parked job ends because a child failed. Uncharged: it has not run."""
         cdef Job *job = self.job_at(slot)
         cdef Queue q = self.c_queue_of(job)
@@ -485,6 +488,8 @@ cdef class Flows(Losses):
         self.c_take_parked(q, slot, job)
         self.c_record(job, NULL, extra, "unknown", error, now_ms)
         extra.pop("childFailed", None)
+        # It may be gone already; so its parent says what became of it.
+        extra.setdefault("edgesDropped", {})[child_id] = ["fail", "", None]
         extra["failedReason"] = error
         if len(timeline) < limits.MAX_TIMELINE_ENTRIES:
             timeline.append({"state": "failed", "timestamp": now_ms, "error": error})
@@ -830,14 +835,18 @@ cdef class Flows(Losses):
         extra = {} if self.job_at(slot).extra == NULL else <dict>self.job_at(slot).extra
         dropped = extra.get("edgesDropped") or {}
         done = extra.get("edgesDone") or ()
+        fatal = {name for name, (policy, _, _) in dropped.items() if policy == "fail"}
+        if "childFailed" in extra:
+            fatal.add(extra["childFailed"][0])
         for name in dict.fromkeys([*(extra.get("dependsOn") or ()), *(extra.get("childrenIds") or ())]):
             other = self.c_slot(name)
-            if name in dropped:
+            if name in dropped and name not in fatal:
                 out["ignored" if dropped[name][0] != "continue" else "failed"].append(name)
             elif name in done or self.c_done_as(name) != OPEN:
                 out["processed"].append(name)
             elif not other or self.job_at(other).state == STAGED:
-                out["missing"].append(name)     # nobody sees one that is still to be committed
+                # Nobody sees one that is still to be committed.
+                out["failed" if name in fatal else "missing"].append(name)
             else:
                 out["failed" if self.job_at(other).state == FAILED else "unprocessed"].append(name)
         return out

@@ -100,13 +100,16 @@ class FlowEngine(Engine):
             "ignored": [],
             "missing": [],
         }
+        fatal = {key for key, why in job.ties.dropped.items() if why[0] == "fail"}
+        if job.ties.child_failed is not None:
+            fatal.add(job.ties.child_failed[0])
         for other in job.ties.ids:
-            if other in job.ties.dropped:
+            if other in job.ties.dropped and other not in fatal:
                 out["failed" if job.ties.dropped[other][0] == "continue" else "ignored"].append(other)
             elif other in job.ties.evidenced or self.is_done(other):
                 out["processed"].append(other)
             elif other not in self.jobs:
-                out["missing"].append(other)
+                out["failed" if other in fatal else "missing"].append(other)
             else:
                 out["failed" if self.jobs[other].state == "failed" else "unprocessed"].append(other)
         return out
@@ -338,10 +341,12 @@ class FlowEngine(Engine):
         policy = job.ties.policy
         if parent is None or policy is None or job.id not in self._open(parent):
             return
+        if error is None:
+            error = "discarded"
         if policy == "fail":
-            text = f"Child job {job.id} failed: {'discarded' if error is None else error}"
+            text = f"Child job {job.id} failed: {error}"
             if parent.state == "parked":
-                self._fail_parked(parent, text, now_ms)
+                self._fail_parked(parent, job.id, text, now_ms)
             else:
                 parent.ties.child_failed = (job.id, text)
             return
@@ -354,8 +359,9 @@ class FlowEngine(Engine):
             self._unpark(parent, now_ms)
             self._emit("waiting", parent, now_ms, "waiting-children")
 
-    def _fail_parked(self, job: Job, error: str, now_ms: int) -> None:
+    def _fail_parked(self, job: Job, child_id: str, error: str, now_ms: int) -> None:
         job.ties.child_failed = None
+        job.ties.dropped = job.ties.dropped | {child_id: ("fail", "", None)}
         job.failed_reason = error
         self._emit("failed", job, now_ms, (error, None, job.data, 0))
         if not job.remove_on_fail:
@@ -402,7 +408,7 @@ class FlowEngine(Engine):
         job.state = "parked"
         self._emit("waiting-children", job, now_ms, "active")
         if job.ties.child_failed is not None:
-            self._fail_parked(job, job.ties.child_failed[1], now_ms)
+            self._fail_parked(job, *job.ties.child_failed, now_ms)
         return True
 
     def update_parent(self, child_id: str, parent_id: str, now_ms: int, *, token: str | None = None) -> None:

@@ -56,6 +56,50 @@ def state(talk: Talk, job_id: str) -> str:
     return str(talk.good("GetState", id=job_id)["state"])
 
 
+def test_reserved_keys_may_say_what_the_job_is_tied_to(machine: Machine) -> None:
+    """As clients write chains: the job before is called the parent, and is only waited for."""
+    talk = machine.start()
+    above = {"__flowParentId": "a", "__parentId": "a", "__parentQueue": "q"}
+    chain = [
+        entry("a", data={"__flowParentId": None}),
+        entry("b", data=above, dependsOn=["a"]),
+        entry("c", data={"__flowParentIds": [], "__childrenIds": []}),
+    ]
+    assert [job["data"] for job in talk.good("PUSHF", jobs=chain)["data"]["jobs"]][1] == above
+
+
+@pytest.mark.parametrize("policy", ["ignoreDependencyOnFailure", "continueParentOnFailure"])
+def test_c051_a_parent_reads_that_a_child_was_discarded(machine: Machine, policy: str) -> None:
+    talk = machine.start()
+    talk.good("PUSHF", jobs=tree(1, **{policy: True}))
+    talk.good("Discard", id="k0")
+    ignored = talk.good("GetIgnoredChildrenFailures", id="p")["values"]
+    failed = talk.good("GetFailedChildrenValues", id="p")["values"]
+    assert {**ignored, **failed} == {"kids:k0": "discarded"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        ("failParentOnFailure", "failed"),
+        ("continueParentOnFailure", "failed"),
+        ("ignoreDependencyOnFailure", "ignored"),
+    ],
+)
+def test_c051_a_child_whose_record_went_with_its_failure_is_no_missing_one(
+    machine: Machine, policy: str, kind: str
+) -> None:
+    talk = machine.start()
+    talk.good("PUSHF", jobs=tree(2, removeOnFail=True, maxAttempts=1, **{policy: True}))
+    talk.good("PULL", queue="kids")
+    talk.good("FAIL", id="k0", error="no")
+    for _ in range(2):
+        ties = talk.good("GetDependencies", id="p")["data"]
+        assert (ties[kind], ties["missing"], ties["unprocessed"]) == (["k0"], [], ["k1"])
+        flush(machine.broker)
+        talk = machine.start()
+
+
 def test_invariant_31_a_result_is_read_as_long_as_its_parent_may(machine: Machine) -> None:
     """Its job was removed with its completion, and the reader starts over after restarts."""
     talk = machine.start()
@@ -177,6 +221,18 @@ def test_a_flow_survives_a_crash_between_any_two_of_its_steps(machine: Machine) 
                 entry("b", parentId="a", data={"__parentId": "a", "__parentQueue": "q"}),
             ],
             "flow metadata missing for parent a",
+        ),
+        *(
+            ([entry("a"), entry("b", data=data, dependsOn=["a"])], f"flow job data key is reserved: {key}")
+            for key, data in [
+                ("__parentId", {"__parentId": "x"}),
+                ("__parentId", {"__parentId": ["a"]}),
+                ("__parentQueue", {"__parentId": "a", "__parentQueue": "other"}),
+                ("__parentQueue", {"__parentQueue": "q"}),
+                ("__childrenIds", {"__childrenIds": ["a"]}),
+                ("__flowParentId", {"__flowParentId": "x"}),
+                ("__flowParentIds", {"__flowParentIds": ["a", "x"]}),
+            ]
         ),
         (
             tree(1, failParentOnFailure=True, ignoreDependencyOnFailure=True),

@@ -180,6 +180,32 @@ def _check_graph(nodes: Mapping[str, _Node], known: Any) -> None:
         listed = nodes[parent_id].meta.get("__childrenIds")
         if not isinstance(listed, list) or set(map(str, listed)) != children:
             raise FlowError(f"flow metadata missing for parent {parent_id}")
+    for node in nodes.values():
+        if node.meta:
+            _check_reserved(node, nodes)
+
+
+def _check_reserved(node: _Node, nodes: Mapping[str, _Node]) -> None:
+    """The reserved keys of the data say what the job is tied to, or nothing.
+
+    Clients build chains in which the job before is called the parent, though it is only waited for.
+    """
+    above = node.meta.get("__parentId")
+    said: dict[str, tuple[object, list[str]]] = {
+        "__parentId": (above, node.depends_on if node.parent is None else [node.parent]),
+        "__childrenIds": (node.meta.get("__childrenIds"), node.children),
+        "__flowParentId": (node.meta.get("__flowParentId"), node.depends_on),
+        "__flowParentIds": (node.meta.get("__flowParentIds"), node.depends_on),
+    }
+    for key, (value, ties) in said.items():
+        if value is None:
+            continue
+        named = value if isinstance(value, list) and key.endswith("Ids") else [value]
+        if not set(map(str, named)) <= set(ties):
+            raise FlowError(f"flow job data key is reserved: {key}")
+    queue = node.meta.get("__parentQueue")
+    if queue is not None and (above is None or (str(above) in nodes and nodes[str(above)].queue != queue)):
+        raise FlowError("flow job data key is reserved: __parentQueue")
 
 
 def _check_depth(nodes: Mapping[str, _Node]) -> None:
