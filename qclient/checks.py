@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from qcore.engine.cron import Cron, CronError
 from qcore.errors import ConfigError
 from qcore.limits import MAX_NAME_CHARS
 
@@ -59,6 +60,16 @@ def flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
     return value
+
+
+def cron_expression(value: object, zone: object, name: str) -> str:
+    """An expression that comes due sometimes, in a time zone that there is (None: UTC)."""
+    checked = filled(value, name)
+    try:
+        Cron(checked, None if zone is None else filled(zone, f"tz of {name}"))
+    except CronError as error:
+        raise ConfigError(f"Invalid cron expression: {error}") from None
+    return checked
 
 
 def group_id(value: object) -> str:

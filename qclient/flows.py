@@ -30,7 +30,7 @@ class Node:
     ``data`` is a dict, or None for an empty one: the protocol puts what ties the jobs
     together beside its keys, under names with ``__``. Without a ``queue``, that of the
     parent is meant. Without ``on_child_failure`` a child whose attempts are used up
-    fails its parent.
+    fails its parent; with None its parent waits on, until the child was retried and has completed.
     """
 
     name: str
@@ -80,12 +80,13 @@ class FlowNode:
 class _Entry:
     """A node on its way into the command: where it goes, and what it is tied to."""
 
-    __slots__ = ("children", "depends_on", "id", "meta", "node", "options", "queue")
+    __slots__ = ("children", "depends_on", "fails_parent", "id", "meta", "node", "options", "queue")
 
-    def __init__(self, node: Node, queue: str, options: dict[str, object]) -> None:
+    def __init__(self, node: Node, queue: str, given_options: Mapping[str, Any]) -> None:
         self.node = node
         self.queue = queue
-        self.options = options
+        self.options = options = to_wire(given_options)
+        self.fails_parent = "on_child_failure" not in given_options
         given = options.pop("jobId", None)
         self.id = str(uuid.uuid4()) if given is None else str(given)
         self.children: list[str] = []
@@ -94,7 +95,7 @@ class _Entry:
 
     def no_child(self, where: str) -> None:
         """It has no parent that waits for it, so it can have no say about that one."""
-        if "on_child_failure" in self.node.options:
+        if self.node.options.get("on_child_failure") is not None:
             raise FlowError(f"{where}: on_child_failure is for children that their parent waits for")
         for name in CHILD_FAILURE_FIELDS:  # a default of its queue
             self.options.pop(name, None)
@@ -123,7 +124,7 @@ class _Plan:
             if options.get(name) is not None:
                 raise FlowError(f"{where}: {name} is not for jobs of a flow")
         _check_data(node, where)
-        entry = _Entry(node, chosen, to_wire(options))
+        entry = _Entry(node, chosen, options)
         if ":" in entry.id or len(entry.id) > MAX_FLOW_ID_CHARS:
             raise FlowError(f"{where}: a job_id has 1 to {MAX_FLOW_ID_CHARS} characters and no colon")
         if entry.id in self._ids:
@@ -151,7 +152,7 @@ class _Plan:
 
     def tie(self, child: _Entry, parent: _Entry) -> None:
         """Let the parent wait for the child, and fail with it unless the child says otherwise."""
-        if not CHILD_FAILURE_FIELDS & child.options.keys():
+        if child.fails_parent:
             child.options["failParentOnFailure"] = True
         child.options["parentId"] = parent.id
         child.meta |= {"__parentId": parent.id, "__parentQueue": parent.queue}

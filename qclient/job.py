@@ -212,7 +212,11 @@ class Job:
         self._change("Discard")
 
     def retry(self) -> None:
-        """Start a failed or completed job over, with no attempts made; ``StateError`` if it is neither."""
+        """Start a failed or completed job over, with no attempts made.
+
+        :raises StateError: it is neither, a job that is not finished needs its result, or another one
+            holds its unique key
+        """
         retried(self._client, self.id)
 
     def remove(self) -> bool:
@@ -330,8 +334,15 @@ def retried(client: Client, job_id: str) -> None:
         reply = client.call("RetryCompleted", {"queue": queue, "id": job_id}, repeatable=False)
     else:
         raise StateError(f"job {job_id!r} is {state}; only failed and completed jobs are retried")
-    if not reply["count"]:
-        raise StateError(f"job {job_id!r} has changed meanwhile, or another job holds its unique key")
+    if reply["count"]:
+        return
+    if client.call("GetState", {"id": job_id})["state"] != state:
+        raise StateError(f"job {job_id!r} has changed meanwhile")
+    reasons = [] if state == "failed" else ["a job that is not finished needs its result"]
+    if job.get("uniqueKey") is not None:
+        reasons.append("another job holds its unique key")
+    why = " or ".join(reasons) if reasons else "the engine refuses"
+    raise StateError(f"job {job_id!r} is {state} and is not started over: {why}")
 
 
 def removed(client: Client, job_id: str) -> bool:

@@ -11,7 +11,7 @@ from qclient.checks import filled, flag, group_id, number, text, whole
 from qclient.durations import Duration, delay_until_ms, instant_ms, to_ms, wire_number
 from qclient.values import Backoff, Debounce, Dedup, Group, Keep, Repeat
 from qcore.errors import ConfigError
-from qcore.limits import MAX_ATTEMPTS, MAX_NAME_CHARS
+from qcore.limits import MAX_ATTEMPTS, MAX_GROUP_PRIORITY, MAX_NAME_CHARS
 
 ChildFailure: TypeAlias = Literal["fail", "remove", "ignore", "continue"]
 _CHILD_FAILURES: Final[Mapping[str, str]] = {
@@ -46,7 +46,7 @@ class JobOptions(TypedDict, total=False):
     depends_on: Iterable[Any]
     allow_unknown_dependencies: bool
     parent: Any
-    on_child_failure: ChildFailure
+    on_child_failure: ChildFailure | None
     dedup: str | Dedup
     debounce: Debounce
     group: str | Group
@@ -161,9 +161,13 @@ def _put_parent(value: Any, out: dict[str, object]) -> None:
 
 
 def _put_on_child_failure(value: Any, out: dict[str, object]) -> None:
+    if value is None:
+        return
     wire = _CHILD_FAILURES.get(text(value, "on_child_failure"))
     if wire is None:
-        raise ConfigError(f"on_child_failure must be one of {', '.join(_CHILD_FAILURES)}, not {value!r}")
+        raise ConfigError(
+            f"on_child_failure must be None or one of {', '.join(_CHILD_FAILURES)}, not {value!r}"
+        )
     out[wire] = True
 
 
@@ -258,7 +262,7 @@ def to_wire(options: Mapping[str, Any]) -> dict[str, object]:
     """Check ``options`` and return them as wire fields.
 
     An unknown name is a ``ConfigError`` with a suggestion; nothing is coerced. Not checked is
-    what options say together: see :func:`alone_to_wire`.
+    whether there is a parent: see :func:`alone_to_wire`.
     """
     out: dict[str, object] = {}
     for name, value in options.items():
@@ -266,13 +270,44 @@ def to_wire(options: Mapping[str, Any]) -> dict[str, object]:
         if put is None:
             raise ConfigError(f"unknown job option {name!r}{suggestion(name, _PUT)}")
         put(value, out)
+    if not _TOGETHER.isdisjoint(out):
+        _check_together(out)
     return out
+
+
+#: Fields that say something about others.
+_TOGETHER = frozenset({"repeat", "debounceId", "groupId", "dependsOn", "parentId"})
+
+
+def _check_together(out: dict[str, object]) -> None:
+    """Refuse what options cannot say together, as the engine would, by their names here."""
+    job_id = out.get("jobId")
+    if "repeat" in out:
+        for wire, name in (("jobId", "job_id"), ("parentId", "parent"), ("dependsOn", "depends_on")):
+            if out.get(wire):
+                raise ConfigError(f"repeat and {name} cannot be given together")
+    if "debounceId" in out and "uniqueKey" in out:
+        raise ConfigError("dedup and debounce cannot be given together")
+    if "groupId" in out and "priority" in out:
+        priority = out["priority"]
+        if not (
+            isinstance(priority, (int, float)) and priority % 1 == 0 and 0 <= priority <= MAX_GROUP_PRIORITY
+        ):
+            raise ConfigError(
+                f"the priority of a job of a group must be a whole number from 0 to {MAX_GROUP_PRIORITY},"
+                f" not {priority!r}"
+            )
+    depends_on = out.get("dependsOn")
+    if job_id is not None and isinstance(depends_on, list) and job_id in depends_on:
+        raise ConfigError(f"depends_on names the job itself: {job_id!r}")
+    if job_id is not None and job_id == out.get("parentId"):
+        raise ConfigError(f"parent names the job itself: {job_id!r}")
 
 
 def alone_to_wire(options: Mapping[str, Any]) -> dict[str, object]:
     """Options of a job that is added by itself, not by its place in a flow."""
     out = to_wire(options)
-    if "on_child_failure" in options and "parentId" not in out:
+    if options.get("on_child_failure") is not None and "parentId" not in out:
         raise ConfigError("on_child_failure needs a parent")
     return out
 

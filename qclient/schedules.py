@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Unpack
 
-from qclient.checks import filled, flag, text, whole
+from qclient.checks import cron_expression, filled, flag, text, whole
 from qclient.client import Client
 from qclient.codec import pack_payload
 from qclient.durations import Duration, to_ms, wire_number
@@ -102,7 +102,7 @@ class Schedules(Section):
             raise ConfigError("a schedule needs exactly one of cron and every")
         fields: dict[str, object] = {"name": filled(id, "id")}
         if cron is not None:
-            fields["schedule"] = filled(cron, "cron")
+            fields["schedule"] = cron_expression(cron, tz, "cron")
         if every is not None:
             every_ms = to_ms(every, "every")
             if not every_ms:

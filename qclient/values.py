@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from qclient.checks import filled, flag, group_id, number, whole
+from qclient.checks import cron_expression, filled, flag, group_id, number, whole
 from qclient.durations import Duration, instant_ms, to_ms, to_seconds, wire_number
 from qcore.errors import ConfigError
 from qcore.limits import MAX_BACKOFF_OPTION_MS, MAX_GROUP_PRIORITY
@@ -250,9 +250,13 @@ class Repeat:
             raise ConfigError("repeat needs exactly one of every and cron")
         if self.tz is not None and self.cron is None:
             raise ConfigError("repeat: a tz belongs to a cron pattern")
+        if self.cron is not None:
+            cron_expression(self.cron, self.tz, "repeat cron")
         if self.limit is not None:
             whole(self.limit, "repeat limit", 0)
         self.to_wire()
+        if self.start is not None and self.end is not None and self.end < self.start:
+            raise ConfigError("repeat: end is before start")
 
     def to_wire(self) -> dict[str, object]:
         """The ``repeat`` field."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -150,15 +151,77 @@ def test_whatever_a_value_gets(make: Callable[..., Any]) -> None:
                     queue.client.call("PULL", {"queue": "q", "owner": "o", "group": value.to_wire()})
                 else:
                     option = _TAKEN_AS.get(make, "backoff")  # type: ignore[call-overload]
-                    # An expression and a zone are judged by the engine, and whether anything is left to run.
+                    # Whether anything is left to run is judged by the engine.
                     with contextlib.suppress(CommandError, SerializationError):
                         queue.add("n", **{option: value})  # type: ignore[arg-type]
+    shutdown_engine()
+
+
+TOGETHER: dict[str, Any] = {
+    "priority": 1.5,
+    "delay": 5,
+    "run_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "attempts": 5,
+    "backoff": Backoff.exponential(),
+    "timeout": 5,
+    "ttl": 3600,
+    "stall_timeout": 5,
+    "job_id": "own",
+    "lifo": True,
+    "durable": True,
+    "remove_on_complete": Keep(count=1),
+    "remove_on_fail": 5,
+    "timestamp": datetime.now(UTC),
+    "stack_trace_limit": 5,
+    "tags": ["a"],
+    "depends_on": ["there"],
+    "allow_unknown_dependencies": True,
+    "parent": "there",
+    "on_child_failure": "ignore",
+    "dedup": "key",
+    "debounce": Debounce("d", wait=5),
+    "group": Group("g", priority=3),
+    "repeat": Repeat(cron="0 * * * *"),
+    "keep_logs": 5,
+    "size_limit": 100,
+}
+
+
+def test_what_two_options_say_together_is_judged_before_it_is_sent() -> None:
+    assert TOGETHER.keys() == OPTION_NAMES
+    taken = 0
+    shutdown_engine()
+    with Queue("q", "memory://") as queue:
+        for first, second in itertools.combinations(sorted(OPTION_NAMES), 2):
+            options = {name: TOGETHER[name] for name in (first, second)}
+            if {"depends_on", "parent"} == options.keys():
+                continue  # a circle, which only the engine sees
+            queue.obliterate(force=True)
+            queue.add("n", job_id="there")
+            before = queue.counts()
+            said = ""
+            try:
+                queue.add("n", **options)
+                taken += 1
+            except (ConfigError, TypeError) as refusal:
+                said = str(refusal)
+                assert queue.counts() == before
+            for wire in ("uniqueKey", "debounceId", "groupId", "jobId", "parentId", "dependsOn"):
+                assert wire not in said
+    assert taken > 200
     shutdown_engine()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
+        ({"repeat": Repeat(every=5), "job_id": "a"}, ConfigError, "repeat and job_id cannot"),
+        ({"repeat": Repeat(every=5), "depends_on": ["a"]}, ConfigError, "repeat and depends_on cannot"),
+        ({"dedup": "a", "debounce": Debounce("b", wait=1)}, ConfigError, "dedup and debounce cannot"),
+        ({"group": "g", "priority": 1.5}, ConfigError, "of a group must be a whole number .*, not 1.5"),
+        ({"group": "g", "priority": -1}, ConfigError, "of a group must be a whole number .*, not -1"),
+        ({"job_id": "a", "depends_on": ["a"]}, ConfigError, "depends_on names the job itself: 'a'"),
+        ({"job_id": "a", "parent": "a"}, ConfigError, "parent names the job itself: 'a'"),
         ({"priority": HUGE}, ConfigError, "priority must be at most"),
         ({"delay": HUGE}, ConfigError, "delay must be at most"),
         ({"delay": 10**30}, ConfigError, "delay must be at most"),
@@ -204,6 +267,26 @@ def test_a_parent_may_come_before_in_the_batch_and_may_be_gone_when_the_child_is
         assert made[1].remove_child_dependency()
         made[0].remove()
         assert queue.add(**child) == made[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            {"cron": "61 * * * *"},
+            r"Invalid cron expression: minute must be 0-59, not 61, in '61 \* \* \* \*'",
+        ),
+        ({"cron": "0 0 30 2 *"}, "Invalid cron expression: .* never comes due"),
+        ({"cron": "* * * * *", "tz": "Mars/Base"}, "Invalid cron expression: unknown time zone 'Mars/Base'"),
+        (
+            {"every": 5, "start": datetime(2027, 1, 2, tzinfo=UTC), "end": datetime(2027, 1, 1, tzinfo=UTC)},
+            "end is before start",
+        ),
+    ],
+)
+def test_a_repetition_is_judged_when_it_is_made(made: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Repeat(**made)
 
 
 # --- the reference ------------------------------------------------------------------

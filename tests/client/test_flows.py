@@ -148,6 +148,28 @@ def test_what_the_failure_of_a_child_does(engine_url: str, name: str) -> None:
         assert list(continued.job.failed_children().values()) == ["broken"]
 
 
+def test_a_parent_may_wait_on_when_a_child_has_failed(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue, FlowProducer(engine_url) as flows:
+        kept = [Node("bad", on_child_failure=None), Node("worse", on_child_failure="continue")]
+        made = flows.add(
+            Node("p", queue=name, children=kept[:1]), queue_defaults={name: {"on_child_failure": "ignore"}}
+        )
+        chain = flows.chain(Node("bad", queue=name, on_child_failure=None), Node("b", queue=name))
+        gone_on = flows.add(Node("p", queue=name, children=kept[1:]))
+        alone = queue.add("bad", parent=gone_on.job, on_child_failure=None)
+        for job in (made.children[0].job, chain[0], alone, gone_on.children[0].job):
+            job.discard()
+        assert made.job.refresh().state is JobState.WAITING_CHILDREN
+        assert made.job.dependencies().failed == (made.children[0].job.id,)
+        assert chain[1].refresh().state is JobState.WAITING_CHILDREN
+        assert gone_on.job.refresh().state is JobState.WAITING
+        assert list(gone_on.job.failed_children().values()) == ["discarded"]
+        made.children[0].job.retry()
+        with Worker(queue, lambda job: job.name):
+            assert made.job.result(60) == "p"
+        queue.obliterate(force=True)
+
+
 def test_children_that_are_added_later(engine_url: str, name: str) -> None:
     with Queue(name, engine_url) as queue:
         parent = queue.add("parent", delay=3600)

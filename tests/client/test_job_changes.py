@@ -86,6 +86,23 @@ def test_changes_of_a_queued_job(engine_url: str, name: str) -> None:
                 gone()
 
 
+def test_why_a_job_is_not_started_over(engine_url: str, name: str) -> None:
+    with Queue(name, engine_url) as queue:
+        needed = queue.add("n")
+        with Worker(queue, lambda job: 1):
+            assert needed.wait(60)
+        reader = queue.add("n", depends_on=[needed], delay=3600)
+        with pytest.raises(StateError, match=r"is completed .*: a job .* needs its result$"):
+            needed.retry()
+        reader.remove()
+        needed.retry()
+        keyed = queue.add("n", dedup="key")
+        keyed.discard()
+        queue.add("n", dedup="key")
+        with pytest.raises(StateError, match=r"is failed .*: another job holds its unique key$"):
+            keyed.retry()
+
+
 def test_removing_and_starting_over(engine_url: str, name: str) -> None:
     def process(job: Any) -> Any:
         if job.data == "fails":
