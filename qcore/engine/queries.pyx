@@ -174,7 +174,7 @@ cdef class Queries(Idle):
                 found.append(self.run_at(at).job)
                 at = self.run_at(at).next
         found.sort(key=self.c_by_creation())
-        listing = Listing(self.ids.c_random())
+        listing = Listing(self.c_seed_of(q.index))
         for slot in found:
             job = self.job_at(slot)
             listing.c_put(self.c_kind(job), job.created_ms, job.seq, slot, (job.flags & F_CUSTOM_ID) != 0)

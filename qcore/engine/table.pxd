@@ -170,6 +170,7 @@ cdef class Table:
             self.c_mark_counts(q)
         return 0
 
+    cdef uint64_t c_seed_of(self, uint32_t queue) noexcept
     cdef Queue c_queue(self, str name)
     cdef Queue c_queue_at(self, int64_t index)
     cdef int c_place_queue(self, Queue q) except -1

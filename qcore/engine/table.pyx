@@ -200,6 +200,10 @@ cdef class Table:
 
     # --- names and queues -------------------------------------------------------
 
+    cdef uint64_t c_seed_of(self, uint32_t queue) noexcept:
+        """A seed for what a queue has of its own; the next ids do not depend on whether it was asked for."""
+        return self.hash_key.k0 ^ <uint64_t>queue * <uint64_t>0x9E3779B97F4A7C15
+
     cdef Queue c_queue(self, str name):
         """The queue of that name, created by first use."""
         cdef object found = self.queues.get(name)
@@ -211,7 +215,7 @@ cdef class Table:
         if self.last_queue == UINT32_MAX:
             raise LimitError(f"There have been {self.last_queue} queues: a data file knows no more")
         self.last_queue += 1
-        q = Queue(self.last_queue, name, self.ids.c_random())
+        q = Queue(self.last_queue, name, self.c_seed_of(self.last_queue))
         self.c_place_queue(q)
         self.c_mark_queue(q)
         if name in self.forgotten:

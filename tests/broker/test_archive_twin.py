@@ -242,10 +242,13 @@ NEEDS_ARCHIVED = [
     ("restart_completed", "q", None, None, None),
     ("age",),
 ]
+#: One of the two forgets its queue at an earlier look: its next ids are the same all the same.
+FORGETS = [("run", "q", 6), ("age",), *[("add", "q", None, True, None)] * 3]
 
 
 @settings(max_examples=40)
 @example(kept=1, steps=NEEDS_ARCHIVED)
+@example(kept=1, steps=FORGETS)
 @given(kept=st.integers(1, 4), steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_nothing_tells_an_archived_job_from_one_in_memory(kept: int, steps: list[tuple[Any, ...]]) -> None:
     pair = Pair(kept)
