@@ -32,14 +32,19 @@ from qcore.backup.places import (
     source_name,
 )
 from qcore.errors import BackupError, EngineBusyError
+from qcore.store.base import StoreFault
 from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
 from qcore.store.mark import HAS_LOG, META_LOG, LogMark, mark_of_file, read_mark
-from qcore.store.owner import drop_lock, hold_file, is_owned_here, take_lock
+from qcore.store.owner import LOCKS_FILES, drop_lock, hold_file, is_owned_here, take_lock
 from qcore.store.sqlite import BUSY_TIMEOUT_MS
 from qcore.store.walcheck import LogState, look_at_log
 
 PIECE_BYTES = 1 << 20
 GZIP_LEVEL = 6
+#: An index of a log is at least so large; SQLite makes it in one step.
+_INDEX_BYTES = 32 * 1024
+#: Faults of a directory in which no file can be made.
+_NO_FILE_BESIDE = ("full", "readonly")
 #: Room that a snapshot leaves on its disk.
 SPARE_BYTES = 64 * 1024 * 1024
 
@@ -89,16 +94,20 @@ def _keep(place: Place, backup: Backup, packed: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One backup of a file at a time, whoever makes it."""
+    """One backup of a file at a time, whoever makes it.
+
+    Two would cost double and harm nothing, so a backup never fails for want of a lock file.
+    """
     name = f"{path}.backup"
-    try:
-        fd = take_lock(name)
-    except EngineBusyError as error:
-        raise BackupError(f"another backup of {path} runs: {str(error).rsplit(' is ', 1)[1]}") from None
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            held.callback(drop_lock, name, take_lock(name, named=False))
+        except EngineBusyError as error:
+            raise BackupError(f"another backup of {path} runs: {str(error).rsplit(' is ', 1)[1]}") from None
+        except StoreFault as fault:
+            if fault.kind not in _NO_FILE_BESIDE:
+                raise
         yield
-    finally:
-        drop_lock(name, fd)
 
 
 @contextlib.contextmanager
@@ -160,7 +169,12 @@ def _is_sound(state: LogState) -> bool:
 def _own(path: Path, held: contextlib.ExitStack) -> bool:
     """Own the file, so that no start gets in between; False if somebody does already."""
     try:
-        held.callback(drop_lock, str(path), take_lock(str(path)))
+        try:
+            held.callback(drop_lock, str(path), take_lock(str(path), named=False))
+        except StoreFault as fault:
+            # The lock of the file itself, which needs no room and no right to write, is enough.
+            if not LOCKS_FILES or fault.kind not in _NO_FILE_BESIDE:
+                raise
         if (fd := hold_file(str(path))) >= 0:
             held.callback(os.close, fd)
     except EngineBusyError:
@@ -178,13 +192,11 @@ def _check_belongs(path: Path, con: sqlite3.Connection, mark: LogMark | None) ->
 
 
 def _snapshot(path: Path, target: Path) -> None:
-    wal = Path(f"{path}-wal")
-    # Whoever may write tidies the log away when it is the last to leave; what is in it is not ours to move.
-    mode = "ro" if wal.exists() and wal.stat().st_size else "rw"
     mark = None if is_owned_here(str(path)) else mark_of_file(str(path))
     try:
-        with contextlib.closing(_connect(path, mode)) as con:
-            if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        with contextlib.ExitStack() as held:
+            con = _reader(path, held)
+            if _application(con) != APPLICATION_ID:
                 raise BackupError(f"{path} is no data file of this program")
             _known(path, con)
             _check_belongs(path, con, mark)
@@ -195,6 +207,42 @@ def _snapshot(path: Path, target: Path) -> None:
     except sqlite3.Error as error:
         raise BackupError(f"{path}: {error}") from None
     target.chmod(0o600)
+
+
+def _reader(path: Path, held: contextlib.ExitStack) -> sqlite3.Connection:
+    # Whoever may write tidies the log away when it is the last to leave; what is in it is not ours to move.
+    con = _connect(path, "ro" if _has_log(path) else "rw")
+    held.callback(con.close)
+    try:
+        _application(con)
+    except sqlite3.OperationalError:
+        # No room, or no right, for the index of a log. A file without one that stays as it is needs none.
+        if not _own(path, held) or _has_log(path):
+            raise
+        con.close()
+        _remove_empty_log(path)
+        con = _connect(path, "ro&immutable=1")
+        held.callback(con.close)
+    return con
+
+
+def _remove_empty_log(path: Path) -> None:
+    """Remove what SQLite began to make, and found no room for; an index of full size may be in use."""
+    with contextlib.suppress(OSError):
+        for side, least_bytes in ((Path(f"{path}-shm"), _INDEX_BYTES), (Path(f"{path}-wal"), 1)):
+            if side.exists():
+                if side.stat().st_size >= least_bytes:
+                    return
+                side.unlink()
+
+
+def _has_log(path: Path) -> bool:
+    wal = Path(f"{path}-wal")
+    return wal.exists() and wal.stat().st_size > 0
+
+
+def _application(con: sqlite3.Connection) -> object:
+    return con.execute("PRAGMA application_id").fetchone()[0]
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -227,7 +275,7 @@ def check_database(path: Path) -> tuple[int, int]:
             found = [str(row[0], "utf-8", "replace") for row in con.execute("PRAGMA integrity_check(10)")]
             if found != ["ok"]:
                 raise BackupError(f"the database is damaged: {found[0]}")
-            if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            if _application(con) != APPLICATION_ID:
                 raise BackupError("the database is not one of this program")
             return int(con.execute("SELECT count(*) FROM jobs").fetchone()[0]), _known(path, con)
     except (sqlite3.Error, UnicodeDecodeError) as error:

@@ -33,7 +33,8 @@ _OWNED_BYTE = 0x5163_0000
 _NAMING_BYTE = _OWNED_BYTE + 1
 _SHARED_BYTES = (0x4000_0002, 510)  # SQLite holds these as long as a file is open
 _FLOCK = struct.Struct("hhqqi")  # type, whence, start, length, pid
-_LOCKS_FILES = sys.platform == "linux" and struct.calcsize("P") == 8
+#: Whether a data file is locked itself, or only its name.
+LOCKS_FILES = sys.platform == "linux" and struct.calcsize("P") == 8
 
 _PF_EXITING = 4  # of Linux, in /proc/PID/stat
 
@@ -150,7 +151,7 @@ def hold_file(path: str, *, write: bool = False) -> int:
 
 def lock_file(fd: int, kind: int) -> bool:
     """Whether the lock was free; a system that has no such locks has only the one of the name."""
-    if not _LOCKS_FILES:
+    if not LOCKS_FILES:
         return True
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, _OWNED_BYTE, 1, 0))
@@ -183,8 +184,10 @@ def drop_lock(path: str, fd: int) -> None:
     os.close(fd)
 
 
-def take_lock(path: str) -> int:
+def take_lock(path: str, *, named: bool = True) -> int:
     """Lock ``<path>.lock``, write our pid into it and return its descriptor.
+
+    Without ``named`` the pid may be missing, for want of room. After a failure no file stays.
 
     A killed process has its locks until the kernel has taken its memory apart, some
     200 ms for a gigabyte. It will write nothing any more, so its end is waited for.
@@ -224,7 +227,10 @@ def take_lock(path: str) -> int:
                     os.ftruncate(fd, 0)
                     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
                 except OSError as error:
-                    raise system_fault(error, f"{path} needs {name} beside it") from None
+                    if named:
+                        with contextlib.suppress(OSError):
+                            os.unlink(name)
+                        raise system_fault(error, f"{path} needs {name} beside it") from None
                 return fd
         except BaseException:
             if fd >= 0:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 from qcore.backup import Place, find_backup, list_backups, make_backup, making, restore_backup
 from qcore.backup.places import META_SUFFIX, Directory, prune
 from qcore.errors import BackupError
+from qcore.store.base import StoreFault
 from qcore.store.owner import drop_lock, take_lock
 from tests.backup.looking import names, rows
 from tests.soak.line import Line, Server
@@ -155,6 +159,83 @@ def test_two_at_once_are_refused(data: Path, place: Place) -> None:
     finally:
         drop_lock(lock, fd)
     assert make_backup(data, place, 7)[0].jobs == 20
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_no_room_beside_the_data_file_hinders_no_backup(
+    call: str, data: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the name of a lock file nor for the pid in it."""
+    real = getattr(os, call)
+
+    def full(target: Any, *args: Any, **kwargs: Any) -> Any:
+        name = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+        if name.endswith(".lock"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(target, *args, **kwargs)
+
+    monkeypatch.setattr(os, call, full)
+    assert make_backup(data, place, 7)[0].jobs == 20
+    assert names(tmp_path) == ["backups", "jobs.db"]
+    with pytest.raises(StoreFault, match="No space left"):
+        take_lock(str(data))
+    assert names(tmp_path) == ["backups", "jobs.db"], "a lock that cannot be named does not stay"
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that other users can reach, which pytest's own cannot be."""
+    path = Path(tempfile.mkdtemp(dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def as_nobody(step: Callable[[], object]) -> str:
+    """Do a step in a child that may only read, and return what came of it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            try:
+                answer = str(step())
+            except BaseException as error:
+                answer = repr(error)
+            os.write(writing, answer.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives rights up, so it must have them")
+@pytest.mark.parametrize("state", ["stopped", "running", "killed", "damaged"])
+def test_who_may_only_read_the_directory_can_back_up(
+    state: str, open_directory: Path, serve: Callable[..., Server]
+) -> None:
+    file, to = open_directory / "jobs.db", open_directory / "b"
+    to.mkdir()
+    to.chmod(0o777)
+    server = serve(file, "--log-level", "error")
+    line = Line(server.port)
+    for n in range(5):
+        line.call("PUSH", queue="q", name="n", data=n, durable=True)
+    line.close()
+    if state == "stopped":
+        assert server.stop() == 0
+    elif state != "running":
+        server.kill()
+    if state == "damaged":
+        os.truncate(f"{file}-wal", Path(f"{file}-wal").stat().st_size - 100)
+    before = names(open_directory)
+    answer = as_nobody(lambda: make_backup(file, Directory(to), 7)[0].jobs)
+    assert answer == ("4" if state == "damaged" else "5")
+    assert names(open_directory) == before
 
 
 class Failing(Directory):
