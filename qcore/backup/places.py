@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -315,14 +315,14 @@ def try_out(directory: str) -> None:
         raise ConfigError(f"backups cannot be made in {path}: {why}") from None
 
 
-def remove_stale(directory: Path, names: Sequence[str] = (WORK_PREFIX,)) -> None:
+def remove_stale(directory: Path) -> None:
     """Remove what a run that was killed left there a day ago or more; never raises."""
     import shutil
 
     before = time.time() - STALE_S
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(directory)):
-            if entry.name.startswith(tuple(names)) and entry.stat(follow_symlinks=False).st_mtime < before:
+            if entry.name.startswith(WORK_PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before:
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qcore.backup.making import SPARE_BYTES, check_database
-from qcore.backup.places import Backup, Place, find_backup, open_private, remove_stale, source_name, sync
+from qcore.backup.places import Backup, Place, find_backup, open_private, source_name, sync
 from qcore.errors import BackupError, ConfigError
-from qcore.store.datafile import APPLICATION_ID, ASIDE
+from qcore.store.datafile import APPLICATION_ID, ASIDE, DRAFT, remove_drafts
 from qcore.store.owner import drop_lock, hold_file, take_lock
 
-DRAFT = ".restore-"
 _GZIP = 16 + zlib.MAX_WBITS
 _HEADER = b"SQLite format 3\0"
 
@@ -66,9 +65,8 @@ def restore_backup(
 
 @contextlib.contextmanager
 def _draft(path: Path) -> Iterator[Path]:
-    remove_stale(path.parent, (path.name + DRAFT,))
+    remove_drafts(str(path))
     draft = path.with_name(f"{path.name}{DRAFT}{os.getpid()}")
-    draft.unlink(missing_ok=True)
     try:
         yield draft
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import struct
 
@@ -17,6 +18,8 @@ SCHEMA_VERSION = 4
 
 #: What the name of a file that was replaced by a restore goes on with.
 ASIDE = ".before-restore-"
+#: What the name of a file goes on with that is to replace it, or to be kept; then the pid of the restore.
+DRAFT = ".restore-"
 
 _HEADER = struct.Struct(">16s44xI4xI28x")  # magic, user_version, application_id
 _MAGIC = b"SQLite format 3\x00"
@@ -119,6 +122,19 @@ def _undo_restore(path: str, found: os.stat_result) -> bool:
         raise system_fault(error, f"{path}: what a killed restore left cannot be undone") from None
     finally:
         drop_lock(path, fd)
+
+
+def remove_drafts(path: str) -> None:
+    """Remove what killed restores had unpacked, by who has the lock of the file; never raises.
+
+    A restore has that lock as long as it lives. What cannot be removed hinders nobody.
+    """
+    directory, name = os.path.split(path)
+    draft = re.compile(re.escape(name + DRAFT) + r"\d+(-old)?")
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if draft.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                os.unlink(entry.path)
 
 
 def foreign_fault(path: str) -> StoreFault:

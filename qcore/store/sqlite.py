@@ -48,6 +48,7 @@ from qcore.store.datafile import (
     foreign_fault,
     inspect_file,
     newer_fault,
+    remove_drafts,
     size_of,
 )
 from qcore.store.faults import commit_fault_of, sqlite_fault, system_fault
@@ -252,6 +253,7 @@ class SqliteStore:
             inspect_file(self.path)
             self._lock_fd = take_lock(self.path)
             self._data_fd = hold_file(self.path, write=True)
+            remove_drafts(self.path)
             if os.fstat(self._data_fd).st_size:
                 self._look_at_log()
             self._con = self._open()

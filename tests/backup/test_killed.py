@@ -18,6 +18,9 @@ import pytest
 
 from qcore.backup import Place, list_backups, make_backup, restore_backup
 from qcore.backup.places import STALE_S, WORK_PREFIX, Directory
+from qcore.errors import EngineBusyError
+from qcore.store.owner import drop_lock, take_lock
+from qcore.store.sqlite import SqliteStore
 from tests.backup.looking import names, rows
 from tests.soak.line import Line, Server, clean_env
 
@@ -132,6 +135,7 @@ def test_a_restore_that_is_killed_leaves_the_old_file_or_the_new_one(
         assert sum(line.call("GetJobCounts", queue="q")["counts"].values()) == len(found)
         line.close()
         server.kill()
+        assert not any(".restore-" in name.replace(".before-restore-", "") for name in names(folder))
         # Nobody is locked out, and what is left over does not hinder the next run.
         restore_backup(file, place, "latest", force=True)
         assert rows(file) == new
@@ -162,10 +166,30 @@ def test_what_a_killed_run_left_goes_after_a_day(data: Path, place: Place, tmp_p
         left.mkdir(parents=True)
         (left / "snapshot.db").write_text("half")
         os.utime(left, (time.time() - age_s,) * 2)
-    draft = Path(f"{data}.restore-1")
-    draft.write_text("half")
-    os.utime(draft, (time.time() - STALE_S - 60,) * 2)
-    backup, _ = make_backup(data, place, 7)
+    make_backup(data, place, 7)
     assert [name for name in names(folder) if name.startswith(WORK_PREFIX)] == [f"{WORK_PREFIX}new"]
-    restore_backup(data, place, backup.key, force=True)
-    assert not draft.exists()
+
+
+@pytest.mark.parametrize("by", ["start", "restore"])
+def test_the_drafts_of_a_killed_restore_go(by: str, data: Path, place: Place, tmp_path: Path) -> None:
+    """By the next owner of the file, and nothing else that is called alike."""
+    backup, _ = make_backup(data, place, 7)
+    drafts = [Path(f"{data}.restore-{rest}") for rest in ("1", "4711-old")]
+    others = [
+        tmp_path / name for name in ("jobs.db.restore-me", "other.db.restore-1", "jobs.db.restore-1.txt")
+    ]
+    for path in drafts + others:
+        path.write_text("half")
+    held = take_lock(str(data))  # as by a restore that is alive
+    with pytest.raises(EngineBusyError):
+        SqliteStore(data)
+    with pytest.raises(EngineBusyError):
+        restore_backup(data, place, backup.key, force=True)
+    assert all(path.exists() for path in drafts + others)
+    drop_lock(str(data), held)
+    if by == "start":
+        SqliteStore(data).close()
+    else:
+        restore_backup(data, place, backup.key, force=True)
+    assert not any(path.exists() for path in drafts)
+    assert all(path.exists() for path in others)
