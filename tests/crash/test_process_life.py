@@ -484,8 +484,8 @@ from qclient import Queue
 n = 0
 with Queue("q", sys.argv[1]) as queue:
     queue.add("n")
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         while True:
             queue.add("n", durable=sys.argv[2] == "durable")
             n += 1
