@@ -944,18 +944,22 @@ class SqliteStore:
                 self._fold_all()
             self._mark = self._mark or first_mark(self._found_mark, self._file_mark)
             self._put_mark(NO_LOG)
-            with contextlib.suppress(sqlite3.Error):
-                self._con.execute("PRAGMA busy_timeout = 0")
-                self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._release()
+            # The file may go on saying that it has a log: then there has to be one.
+            unsaid = self._mark.state != NO_LOG
+            if not unsaid:
+                with contextlib.suppress(sqlite3.Error):
+                    self._con.execute("PRAGMA busy_timeout = 0")
+                    self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with self._keeping_log(unsaid):
+                self._release()
 
     @contextlib.contextmanager
-    def _keeping_log(self, damaged: bool) -> Iterator[None]:
-        """While the other connections are closed, keep SQLite from moving the log into a damaged file.
+    def _keeping_log(self, keep: bool) -> Iterator[None]:
+        """While the other connections are closed, keep SQLite from moving the log into the file and removing it.
 
-        The last one to leave does that, unless it may only read. The log may be that of another file.
+        The last one to leave does that, unless it may only read. Of a damaged file the log may be that of another one.
         """
-        if not damaged or size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
+        if not keep or size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
             yield
             return
         with contextlib.closing(
