@@ -955,9 +955,10 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _keeping_log(self, keep: bool) -> Iterator[None]:
-        """While the other connections are closed, keep SQLite from moving the log into the file and removing it.
+        """While the other connections are closed, keep SQLite from moving and removing the log.
 
-        The last one to leave does that, unless it may only read. Of a damaged file the log may be that of another one.
+        The last one to leave does that, unless it may only read. The log of a damaged file may be
+        that of another one.
         """
         if not keep or size_of(self.path + "-wal") <= WAL_HEADER_BYTES:
             yield
