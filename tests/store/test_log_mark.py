@@ -87,6 +87,41 @@ def test_what_the_mark_says_while_a_file_is_used(store: SqliteStore, db: Path) -
     assert (mark_of_file(str(db)) or LogMark(99)).state == NO_LOG
 
 
+class Unmarking(sqlite3.Connection):
+    """Fails to write the mark from the time it is told to, as where a sync fails at the start of a log."""
+
+    fails = False
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if self.fails and f"meta(key, value) VALUES ('{META_LOG}'" in sql:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return super().execute(sql, *parameters)
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_end_that_cannot_be_marked_raises_no_alarm(db: Path, rows_of: Rows, moved: bool) -> None:
+    """The file goes on saying that there is a log, also when all of that is in the file."""
+    store = type("Store", (SqliteStore,), {"connection_class": Unmarking})(db)
+    store.load()
+    store.commit(row(1))
+    store._pages_due = 0
+    store.maintain()
+    if not moved:
+        store.commit(row(2))
+    assert isinstance(store._con, Unmarking)
+    store._con.fails = True
+    store.close()
+    assert (mark_of_file(str(db)) or LogMark(99)).state == HAS_LOG
+    for kind in (NativeSqliteStore, SqliteStore):
+        again = kind(db)
+        assert again.log_damage is None
+        assert [one[0] for one in rows_of(again)] == ([1] if moved else [1, 2])
+        again.close()
+        assert os.listdir(db.parent) == [db.name]
+
+
 def test_an_idle_store_comes_to_rest(store: SqliteStore, db: Path) -> None:
     store.load()
     store.commit(row(1))
