@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from qcore.errors import BackupError
 from qcore.store.base import StoreFault
 from qcore.store.owner import drop_lock, take_lock
 from tests.backup.looking import names, rows
+from tests.forks import answer_of
 from tests.soak.line import Line, Server
 
 CHILDREN = 3
@@ -182,37 +181,6 @@ def test_no_room_beside_the_data_file_hinders_no_backup(
     assert names(tmp_path) == ["backups", "jobs.db"], "a lock that cannot be named does not stay"
 
 
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory that other users can reach, which pytest's own cannot be."""
-    path = Path(tempfile.mkdtemp(dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-def as_nobody(step: Callable[[], object]) -> str:
-    """Do a step in a child that may only read, and return what came of it."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgid(65534)
-            os.setuid(65534)
-            try:
-                answer = str(step())
-            except BaseException as error:
-                answer = repr(error)
-            os.write(writing, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives rights up, so it must have them")
 @pytest.mark.parametrize("state", ["stopped", "running", "killed", "damaged"])
 def test_who_may_only_read_the_directory_can_back_up(
@@ -233,7 +201,7 @@ def test_who_may_only_read_the_directory_can_back_up(
     if state == "damaged":
         os.truncate(f"{file}-wal", Path(f"{file}-wal").stat().st_size - 100)
     before = names(open_directory)
-    answer = as_nobody(lambda: make_backup(file, Directory(to), 7)[0].jobs)
+    answer = answer_of(lambda: str(make_backup(file, Directory(to), 7)[0].jobs), as_nobody=True)
     assert answer == ("4" if state == "damaged" else "5")
     assert names(open_directory) == before
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+from questions import OF_ALL, OF_GROUP, OF_JOB, OF_PARENT, OF_QUEUE
 
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
@@ -27,28 +28,6 @@ from qcore.wire.commands import COMMANDS
 HOUR_MS = 3_600_000
 TARGET = Path(__file__).parent.parent / "data" / "old_files"
 
-OF_JOB = ("GetJob", "GetState", "GetResult", "GetProgress", "GetLogs", "GetChildrenValues")
-OF_PARENT = ("GetFailedChildrenValues", "GetIgnoredChildrenFailures")
-OF_QUEUE = (
-    "Count",
-    "Dlq",
-    "GetCountsPerPriority",
-    "GetDlqConfig",
-    "GetGroupsJobsCount",
-    "GetJobCounts",
-    "GetJobs",
-    "GetQueueLimits",
-    "GetStallConfig",
-    "IsPaused",
-)
-OF_GROUP = (
-    "GetGroupActiveCount",
-    "GetGroupConcurrency",
-    "GetGroupJobsCount",
-    "GetGroupRateLimit",
-    "IsGroupPaused",
-)
-OF_ALL = ("ListQueues", "CronList", "ListWebhooks")
 QUEUES = ("q", "held", "kids", "tops")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from broker_talk import Talk
+from questions import OF_GROUP, OF_JOB, OF_PARENT, OF_QUEUE
 
 from qcore.broker import open_broker
 from qcore.broker.core import Broker
@@ -66,29 +67,6 @@ def home(tmp_path: Path) -> Any:
 
 
 # --- C026 ------------------------------------------------------------------------------------------
-
-OF_JOB = ("GetJob", "GetState", "GetResult", "GetProgress", "GetLogs", "GetChildrenValues")
-OF_PARENT = ("GetFailedChildrenValues", "GetIgnoredChildrenFailures")
-OF_QUEUE = (
-    "Count",
-    "Dlq",
-    "GetCountsPerPriority",
-    "GetDlqConfig",
-    "GetDlqStats",
-    "GetGroupsJobsCount",
-    "GetJobCounts",
-    "GetJobs",
-    "GetQueueLimits",
-    "GetStallConfig",
-    "IsPaused",
-)
-OF_GROUP = (
-    "GetGroupActiveCount",
-    "GetGroupConcurrency",
-    "GetGroupJobsCount",
-    "GetGroupRateLimit",
-    "IsGroupPaused",
-)
 
 
 def make_everything(talk: Talk, *, active: bool) -> list[str]:
@@ -162,7 +140,7 @@ def make_everything(talk: Talk, *, active: bool) -> list[str]:
 def answers(talk: Talk, ids: list[str]) -> dict[str, Any]:
     found = {f"{cmd} {i}": talk.ask(cmd, id=i) for cmd in (*OF_JOB, *OF_PARENT) for i in ids}
     for queue in ("q", "held", "kids", "tops", "none"):
-        found |= {f"{cmd} {queue}": talk.good(cmd, queue=queue) for cmd in OF_QUEUE}
+        found |= {f"{cmd} {queue}": talk.good(cmd, queue=queue) for cmd in (*OF_QUEUE, "GetDlqStats")}
         for key in ("free", "held", "taken"):
             found[f"key {queue} {key}"] = talk.good("GetDeduplicationJobId", queue=queue, deduplicationId=key)
         for group in ("g", "h"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from qcore.errors import StoreError
 from qcore.store.base import STATE_UNREADABLE, Cut, Row, Store, StoreFault
 from qcore.store.datafile import APPLICATION_ID, SCHEMA_VERSION
 from qcore.store.sqlite import SqliteStore
+from tests.forks import answer_of
 
 Rows = Callable[[Store], list[Row]]
 
@@ -218,38 +217,17 @@ def test_the_settings(store: SqliteStore) -> None:
     assert pragma("synchronous") == 1
 
 
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory that other users can reach, which pytest's own cannot be."""
-    path = Path(tempfile.mkdtemp(dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
 def as_nobody(path: Path) -> str:
     """Open ``path`` in a child without rights and return what it got."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = "opened"
+
+    def told() -> str:
         try:
-            os.setgid(65534)
-            os.setuid(65534)
-            try:
-                SqliteStore(path)
-            except StoreFault as error:
-                answer = f"{error.kind}: {error}"
-            except BaseException as error:
-                answer = repr(error)
-            os.write(writing, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
+            SqliteStore(path)
+        except StoreFault as error:
+            return f"{error.kind}: {error}"
+        return "opened"
+
+    return answer_of(told, as_nobody=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives rights up, so it must have them")

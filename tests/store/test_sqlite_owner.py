@@ -15,6 +15,7 @@ from qcore.errors import EngineBusyError, ForkedError, QError
 from qcore.store.base import Cut, Row, Store
 from qcore.store.owner import is_dying
 from qcore.store.sqlite import SqliteStore
+from tests.forks import answer_of
 
 Rows = Callable[[Store], list[Row]]
 
@@ -145,25 +146,15 @@ def test_an_owner_that_nothing_is_known_of_is_not_waited_for(pid: str) -> None:
 
 def in_fork(work: Callable[[], object]) -> str:
     """Run ``work`` in a forked child and return the name of what it raised."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def told() -> str:
         try:
-            try:
-                work()
-                answer = "nothing"
-            except QError as error:
-                answer = type(error).__name__
-            except BaseException as error:
-                answer = repr(error)
-            os.write(writing, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
+            work()
+        except QError as error:
+            return type(error).__name__
+        return "nothing"
+
+    return answer_of(told)
 
 
 def test_a_forked_child_cannot_write(store: SqliteStore, db: Path, rows_of: Rows) -> None:
