@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import selectors
@@ -30,6 +31,7 @@ from qcore.broker.access import SessionSettings, Tokens
 from qcore.broker.opening import close_broker, flush, open_broker
 from qcore.broker.session import Session
 from qcore.broker.webhooks import HookSettings, LazyPoster
+from qcore.engine.backoff import backoff_ms
 from qcore.errors import ConfigError, StoreError, complain, described, one_line
 from qcore.limits import DEFAULT_RETRY_MS, MAX_RETRY_MS
 from qcore.server.backups import END_PATIENCE_S, Backups, Flushes
@@ -60,10 +62,8 @@ class UnwrittenError(StoreError):
 
 def _pauses_s() -> Iterator[float]:
     """How long to wait before a commit that failed is tried again."""
-    pause_ms = DEFAULT_RETRY_MS
-    while True:
-        yield pause_ms / 1000
-        pause_ms = min(2 * pause_ms, MAX_RETRY_MS)
+    for attempt in itertools.count(1):
+        yield backoff_ms(attempt, DEFAULT_RETRY_MS, cap_ms=MAX_RETRY_MS, jitter=0) / 1000
 
 
 class Server:
