@@ -6,8 +6,9 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from qclient.cli.show import lasting
 from qclient.cli.verbs import Verb
 from qclient.durations import MAX_WAIT_S, wire_number
 from qcore.errors import ConfigError
@@ -29,6 +30,8 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
         "finite",
         "safe",
         "span",
+        "count",
+        "whole",
         "runs",
         "time",
         "duration",
@@ -37,6 +40,7 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
         "group_size",
     }
 )
+_VALUES: Final[frozenset[Kind]] = frozenset({"any", "data"})
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", re.ASCII)
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
@@ -52,8 +56,22 @@ def duration(text: str) -> float:
     return seconds
 
 
-def _duration_ms(text: str) -> int | float:
-    return wire_number(round(duration(text) * 1000))
+def _duration_reader(field: Field) -> Callable[[str], object]:
+    """Of ms inside the bounds of a field, which are said as durations."""
+    meant = field.meant if field.meant and isinstance(field.meant[0], int) else (0, None)
+    least = max(field.minimum or 0, int(meant[0]))
+    most = MAX_WAIT_S * 1000 if field.maximum is None else field.maximum
+
+    def read(text: str) -> object:
+        if field.kind == "backoff" and text.lstrip().startswith("{"):
+            return _json(text)
+        ms = round(duration(text) * 1000)
+        if not least <= ms <= most:
+            allowed = f"at least {lasting(least)}" if ms < least else f"at most {lasting(most)}"
+            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
+        return wire_number(ms)
+
+    return read
 
 
 def _number(text: str) -> int | float:
@@ -64,15 +82,32 @@ def _number(text: str) -> int | float:
     return wire_number(value) if isinstance(value, int) else value
 
 
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is none")
+
+
 def _json(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"expected JSON: {error}") from None
 
 
+def _value(text: str) -> object:
+    """JSON where a text alone is a value as well, and is written by many without its quotes."""
+    try:
+        return _json(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"""{error}; a text is written '"hello"', with both quotes"""
+        ) from None
+
+
 def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+    words = text.split(",")
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"expected words with commas between them, got {text!r}")
+    return words
 
 
 def _first_line(path: str) -> str:
@@ -89,11 +124,13 @@ def _reader(field: Field, verb: Verb) -> Callable[[str], object]:
     if field.name in verb.forms:
         return _FORMS[verb.forms[field.name]]
     if field.name in verb.durations:
-        return _duration_ms
+        return _duration_reader(field)
     if field.kind in _TEXTS:
         return str
     if field.kind in _LISTS:
         return _words
+    if field.kind in _VALUES:
+        return _value
     return _number if field.kind in _NUMBERS else _json
 
 
@@ -102,19 +139,34 @@ def _given(read: Callable[[str], object]) -> Callable[[str], object]:
     return lambda text: text if text == argparse.SUPPRESS else read(text)
 
 
+def _by_place(field: Field, verb: Verb) -> bool:
+    return field.required or field.name in verb.places
+
+
+def _metavar(field: Field) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field.name).upper()
+
+
+def shown_name(field: Field, verb: Verb) -> str:
+    """What a user of a verb calls a field: an option, or what stands for it in the usage."""
+    if _by_place(field, verb):
+        return _metavar(field)
+    return "--" + verb.renamed.get(field.name, _metavar(field).lower().replace("_", "-"))
+
+
 def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
     """Give the parser of a verb an argument for each field of its command."""
     for field in COMMANDS[verb.command].fields:
-        metavar = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field.name).upper()
+        metavar = _metavar(field)
         dest = _FIELD + field.name
-        help_ = field.help.replace("%", "%%")
+        help_ = verb.helps.get(field.name, field.help).replace("%", "%%")
         if field.name in verb.durations:
             help_ = help_.removeprefix("ms ")
         if field.name in verb.fixed:
             continue
         if field.meant is not None and isinstance(field.meant[0], str) and field.meant[0] not in help_:
             help_ += f" ({', '.join(map(str, field.meant))})"
-        if field.required or field.name in verb.places:
+        if _by_place(field, verb):
             parser.add_argument(
                 dest,
                 metavar=metavar,
@@ -128,15 +180,15 @@ def add_fields(parser: argparse.ArgumentParser, verb: Verb) -> None:
             continue
         if field.name == "token" and field.name not in verb.renamed:
             continue
-        option = "--" + verb.renamed.get(field.name, metavar.lower().replace("_", "-"))
+        option = shown_name(field, verb)
         if field.default is not ABSENT and not isinstance(field.default, bool):
-            help_ += f" ({field.default})"
+            help_ += f" ({lasting(field.default) if field.name in verb.durations else field.default})"
         settings: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": help_}
         if field.kind == "flag":
             settings["action"] = argparse.BooleanOptionalAction
         else:
             hint = "DURATION" if field.name in verb.durations else metavar
-            hint = "JSON" if _reader(field, verb) is _json else hint
+            hint = "JSON" if _reader(field, verb) in (_json, _value) else hint
             hint = "FILE" if verb.forms.get(field.name) == "file" else hint
             settings |= {"type": _reader(field, verb), "metavar": hint}
         parser.add_argument(option, **settings)

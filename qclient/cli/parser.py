@@ -89,7 +89,7 @@ def _add_verb(words: Any, name: str, verb: Verb, common: Parser) -> None:
     add_fields(parser, verb)
     if verb.takes_url:
         parser.add_argument(
-            "url", metavar="URL", nargs="?", default=argparse.SUPPRESS, help="in place of --url"
+            "url_by_place", metavar="URL", nargs="?", default=argparse.SUPPRESS, help="in place of --url"
         )
     if verb.asks:
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

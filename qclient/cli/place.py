@@ -20,6 +20,13 @@ PORT_VARIABLES = ("TCP_PORT", "BUNQUEUE_TCP_PORT", "BQ_TCP_PORT")
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 #: For who named no server, and so meant that of the default port.
 START_ONE = "start one with `qcore start`, or name another with --url tcp://HOST:PORT or QCORE_URL"
+#: Settings of TLS, and the options that give them.
+_TLS_OPTIONS = {
+    "ca_file": "tls_ca",
+    "server_name": "tls_server_name",
+    "cert_file": "tls_cert",
+    "key_file": "tls_key",
+}
 #: Of the URLs, those that lead to a server.
 SCHEMES = "tcp://host:port, tcps://host:port or unix:///path"
 
@@ -51,12 +58,15 @@ def find_server(options: argparse.Namespace, environ: Mapping[str, str] | None =
     env = os.environ if environ is None else environ
     url, path = getattr(options, "url", None), getattr(options, "socket", None)
     host, port = getattr(options, "host", None), getattr(options, "port", None)
+    by_place = getattr(options, "url_by_place", None)
     if host == "":
         raise ConfigError("--host: expected an address or a name, got an empty text")
-    ways = ["--url"] * (url is not None) + ["--socket"] * (path is not None)
+    ways = ["URL"] * (by_place is not None) + ["--url"] * (url is not None)
+    ways += ["--socket"] * (path is not None)
     ways += ["--host or --port"] * (host is not None or port is not None)
     if len(ways) > 1:
         raise ConfigError(f"{' and '.join(ways)} name two servers, expected one")
+    url = by_place if url is None else url
     if url is not None or (not ways and env.get("QCORE_URL")):
         url = env["QCORE_URL"] if url is None else url
         _check_scheme(url)
@@ -118,24 +128,24 @@ def _token_of(env: Mapping[str, str]) -> str | None:
 def _with_tls(target: Target, options: argparse.Namespace) -> Target:
     given: dict[str, Any] = {
         name: getattr(options, option)
-        for name, option in (
-            ("ca_file", "tls_ca"),
-            ("server_name", "tls_server_name"),
-            ("cert_file", "tls_cert"),
-            ("key_file", "tls_key"),
-        )
+        for name, option in _TLS_OPTIONS.items()
         if getattr(options, option, None) is not None
     }
     for name, text in given.items():
         if not text:
-            raise ConfigError(f"{name} of TLS: expected a text, got an empty one")
+            raise ConfigError(f"--{_TLS_OPTIONS[name].replace('_', '-')}: expected a text, got an empty one")
     if getattr(options, "tls_no_verify", False):
         given["verify"] = False
     if not given and not getattr(options, "tls", False):
         return target
     if target.kind != "tcp":
         raise ConfigError(f"{target} has no TLS; expected tcps://host:port")
-    return replace(target, tls=replace(target.tls or TLS(), **given))
+    tls = target.tls or TLS()
+    if (given.get("cert_file", tls.cert_file) is None) != (given.get("key_file", tls.key_file) is None):
+        raise ConfigError("--tls-cert and --tls-key: expected both or neither")
+    if not given.get("verify", tls.verify) and given.get("ca_file", tls.ca_file) is not None:
+        raise ConfigError("--tls-no-verify trusts anybody, and --tls-ca says whom: expected one of them")
+    return replace(target, tls=replace(tls, **given))
 
 
 def _with_token(target: Target, options: argparse.Namespace) -> Target:

@@ -6,9 +6,10 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from qclient.cli.arguments import fields_of
+from qclient.cli.arguments import fields_of, shown_name
 from qclient.cli.place import find_server
 from qclient.cli.show import json_text, plain, print_blocks
 from qclient.cli.verbs import Fields, Verb
@@ -17,7 +18,7 @@ from qclient.codec import pack_payload
 from qclient.url import Target
 from qcore.errors import CommandError, ConfigError, QError, SerializationError
 from qcore.wire.commands import COMMANDS, check
-from qcore.wire.fields import Field, Refused, refuse_unmeant
+from qcore.wire.fields import Field, Refused, checker, refuse_unmeant, seen
 from qcore.wire.writer import Packed
 
 #: Fields of a job that are payload.
@@ -78,28 +79,50 @@ def run_verb(verb: Verb, options: argparse.Namespace, as_json: bool) -> int:
 
 
 def _check(verb: Verb, fields: Fields) -> None:
-    """Refuse what a server would refuse whatever it holds, and what means nothing to it."""
+    """Refuse what a server would refuse whatever it holds, and what means nothing to it.
+
+    Each field alone first, by the name that the user gave it; then what is said together.
+    """
+    command = COMMANDS[verb.command]
+    checked, sent = {}, dict(fields)
+    for field in command.fields:
+        if field.name not in fields:
+            continue
+        name = shown_name(field, verb)
+        if field.name in ("data", "result"):
+            try:
+                sent[field.name] = Packed(pack_payload(fields[field.name]))
+            except SerializationError as error:
+                raise ConfigError(f"{name}: {error}") from None
+        checked[field.name] = _checked(replace(field, name=name), sent[field.name])
     try:
-        packed = {key: Packed(pack_payload(fields[key])) for key in ("data", "result") if key in fields}
-        checked = check(COMMANDS[verb.command], {**fields, **packed})
         verb.checks(checked)
-        for field in COMMANDS[verb.command].fields:
-            if field.name in fields:
-                _refuse_unmeant(field, fields[field.name])
-    except (CommandError, SerializationError) as error:
+        check(command, sent)
+    except CommandError as error:
         raise ConfigError(str(error)) from None
 
 
-def _refuse_unmeant(field: Field, value: object) -> None:
+def _checked(field: Field, value: object) -> object:
+    if value == "" and field.kind != "string":
+        raise ConfigError(f"{field.name}: expected a text, got an empty one")
     try:
+        checked = checker(field)(value)
         refuse_unmeant(field, value)
     except Refused as refused:
-        came = "" if refused.came is None else f", not {refused.came}"
-        raise ConfigError(f"{refused}{came}") from None
+        # Of a text, which may be a secret, is not said what it was.
+        came = "" if isinstance(value, str) else seen(refused, value).came
+        raise ConfigError(
+            f"{refused}, not {came}" if came and ", not " not in str(refused) else str(refused)
+        ) from None
+    return checked
 
 
 def _agreed(verb: Verb, fields: Fields, target: Target) -> bool:
-    what = verb.asks.format_map({name: plain(value) for name, value in fields.items()})
+    what = (
+        verb.asks.format_map({name: plain(value) for name, value in fields.items()})
+        if isinstance(verb.asks, str)
+        else verb.asks(fields)
+    )
     if not sys.stdin.isatty():
         raise ConfigError(f"this would {what}, and there is no terminal to ask: say --yes")
     print(f"{what} at {target}? [y/N] ", end="", file=sys.stderr, flush=True)

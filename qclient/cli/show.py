@@ -90,6 +90,28 @@ def moment(value: object) -> str:
         return plain(value)
 
 
+def lasting(value: object) -> str:
+    """A time in ms as people say it: ``250ms``, ``1.5s``, ``2m``, ``1h 30m``, ``7d``."""
+    if not isinstance(value, int | float):
+        return ""
+    if not math.isfinite(value):
+        return plain(value)
+    if abs(value) < 1000:
+        return "0s" if value == 0 else f"{value:g}ms"
+    left = value / 1000
+    parts = []
+    for unit, seconds in (("d", 86400), ("h", 3600), ("m", 60)):
+        whole, left = divmod(left, seconds)
+        parts += [f"{whole:.0f}{unit}"] * bool(whole)
+    left = round(left, 3)
+    return " ".join(parts + [f"{left:g}s"] * bool(left))
+
+
+def figure(value: object) -> str:
+    """A number that was measured."""
+    return plain(round(value, 3) if isinstance(value, float) else value)
+
+
 def brief(value: object) -> str:
     """A text that may be long, for a cell of a table."""
     text = plain(value)
@@ -173,11 +195,15 @@ def lines(path: str) -> View:
     return view
 
 
-def pairs(path: str) -> View:
-    """A map, a line for each key."""
+def pairs(path: str, empty: str = "", /, **writes: Callable[[Any], str]) -> View:
+    """A map, a line for each key; of some keys it is said how their values are written."""
 
     def view(reply: Reply, fields: Reply) -> Iterable[Block]:
-        yield Pairs([(plain(key), plain(value)) for key, value in (at(reply, path) or {}).items()])
+        rows = [(plain(key), writes.get(key, plain)(value)) for key, value in (at(reply, path) or {}).items()]
+        if rows or not empty:
+            yield Pairs(rows)
+        else:
+            yield Line(empty)
 
     return view
 

@@ -9,20 +9,18 @@ said here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from qclient.cli import views
 from qclient.cli.show import (
-    Block,
     Column,
-    Line,
-    Reply,
     View,
-    brief,
     details,
+    figure,
+    lasting,
     lines,
-    moment,
     only,
     pairs,
     payload,
@@ -31,6 +29,7 @@ from qclient.cli.show import (
     table,
 )
 from qcore.errors import CommandError, JobFailedError, NotFoundError, StateError, WaitTimeout
+from qcore.limits import MAX_GROUP_PRIORITY
 
 Fields: TypeAlias = Mapping[str, object]
 Form: TypeAlias = Literal["text", "words", "file"]
@@ -62,23 +61,42 @@ def _checked(fields: Fields) -> None:
 
 
 def _check_push(fields: Fields) -> None:
+    if "dedup" in fields and "uniqueKey" not in fields:
+        raise CommandError("--dedup says what a second job with the same key does: expected --unique-key too")
+    priority = fields.get("priority", 0)
+    if "groupId" in fields and not (isinstance(priority, int) and 0 <= priority <= MAX_GROUP_PRIORITY):
+        raise CommandError(
+            f"--priority of a job with --group must be a whole number from 0 to {MAX_GROUP_PRIORITY}, "
+            f"not {priority}"
+        )
     if "repeat" in fields:
         from qcore.broker.handlers.adding import first_run
 
+        for name, option in (("jobId", "job-id"), ("parentId", "parent"), ("dependsOn", "depends-on")):
+            if name in fields:
+                raise CommandError(f"--repeat and --{option} cannot be given together")
         first_run(dict(fields), time.time_ns() // 1_000_000)
+
+
+def _check_pull(fields: Fields) -> None:
+    if "lockTtl" in fields and "owner" not in fields:
+        raise CommandError("--lock: without --owner there is no lock")
 
 
 def _check_metrics(fields: Fields) -> None:
     if "queue" not in fields:
-        raise CommandError("expected a queue")
-    if fields.get("type", "completed") not in ("completed", "failed"):
-        raise CommandError("Metrics type must be 'completed' or 'failed'")
+        raise CommandError("QUEUE: expected a name, got none")
 
 
 def _check_cron(fields: Fields) -> None:
     from qcore.broker.handlers.schedules import check_timing
 
+    if ("schedule" in fields) == ("repeatEvery" in fields):
+        came = "both" if "schedule" in fields else "neither"
+        raise CommandError(f"expected one of --schedule and --every, got {came}")
     check_timing(dict(fields), time.time_ns() // 1_000_000)
+    if "timezone" in fields and "schedule" not in fields:
+        raise CommandError("--timezone is that of an expression: expected --schedule with it")
 
 
 def _check_webhook(fields: Fields) -> None:
@@ -100,10 +118,10 @@ class Verb:
 
     ``places`` are optional fields that are given by place too; ``options`` the fields
     that are options, all that are left if None. ``renamed`` gives options a name of
-    their own. Fields in ``durations`` are written as durations, those in ``forms`` in
-    another form than that of their kind: a text, words with commas, or the first line of
-    a file. ``fixed`` fields are always sent. ``asks`` is what the user must agree to.
-    ``checks`` raises for checked fields that no server would take.
+    their own, ``helps`` another help. Fields in ``durations`` are written as durations, those
+    in ``forms`` in another form than that of their kind: a text, words with commas, or the first
+    line of a file. ``fixed`` fields are always sent. ``asks`` is what the user must agree to.
+    ``checks`` raises for checked fields that together no server would take, or nobody can mean.
     ``takes_url`` lets the server be named without an option.
     ``lists_payloads`` says that payloads come in the reply, which are left out unless
     ``--payloads`` is given.
@@ -118,7 +136,8 @@ class Verb:
     options: tuple[str, ...] | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     durations: frozenset[str] = frozenset()
-    asks: str = ""
+    helps: Mapping[str, str] = field(default_factory=dict)
+    asks: str | Callable[[Fields], str] = ""
     lists_payloads: bool = False
     timeout_s: float = 30.0
     forms: Mapping[str, Form] = field(default_factory=dict)
@@ -227,6 +246,11 @@ def _by_minute(server: Asking, command: str, fields: Fields) -> Mapping[str, Any
     return server.ask(command, {"type": "completed", **fields})
 
 
+def _push(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
+    # A parent that is not there is a slip of who types, and no job of another to come.
+    return server.ask(command, {**fields, **({"parentRequired": True} if "parentId" in fields else {})})
+
+
 def _pull(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     wait_ms = fields.get("timeout", 0)
     assert isinstance(wait_ms, int | float)
@@ -252,93 +276,6 @@ def _health(server: Asking, command: str, fields: Fields) -> Mapping[str, Any]:
     return {"ok": True, "url": server.place, "storage": reply["data"], "stats": stats}
 
 
-def _health_shown(reply: Reply, fields: Reply) -> Iterable[Block]:
-    yield from pairs("stats")(reply, fields)
-    if lost := reply["storage"].get("lostAtStart"):
-        yield Line(f"lost before the start: {plain(lost)}")
-
-
-# --- columns ------------------------------------------------------------------------
-
-
-def _attempts(job: Any) -> str:
-    return f"{job['attempts']}/{job['maxAttempts']}"
-
-
-def _timing(cron: Any) -> str:
-    return plain(cron["schedule"]) if cron.get("schedule") else f"every {plain(cron.get('repeatEvery'))} ms"
-
-
-_JOB = (
-    Column("id", "id"),
-    Column("name", "name"),
-    Column("state", "state"),
-    Column("priority", "priority"),
-    Column("attempts", "", _attempts),
-    Column("created", "createdAt", moment),
-    Column("due", "runAt", moment),
-)
-_JOB_DETAILS = (
-    Column("id", "id"),
-    Column("queue", "queue"),
-    *_JOB[1:],
-    Column("started", "startedAt", moment),
-    Column("completed", "completedAt", moment),
-    Column("progress", "progress"),
-    Column("message", "progressMessage"),
-    Column("parent", "parentId"),
-    Column("failed with", "failedReason"),
-)
-_PAYLOADS = (Column("data", "data", payload), Column("result", "returnvalue", payload))
-_LETTER = (
-    Column("id", "job.id"),
-    Column("name", "job.name"),
-    Column("reason", "reason"),
-    Column("attempts", "job.attempts"),
-    Column("entered", "enteredAt", moment),
-    Column("error", "error", brief),
-)
-_LOG = (Column("time", "timestamp", moment), Column("level", "level"), Column("message", "message"))
-_CRON = (
-    Column("name", "name"),
-    Column("queue", "queue"),
-    Column("when", "", _timing),
-    Column("zone", "timezone"),
-    Column("next run", "nextRun", moment),
-    Column("runs", "executions"),
-)
-_WORKER = (
-    Column("id", "id"),
-    Column("name", "name"),
-    Column("queues", "queues", lambda queues: ", ".join(map(plain, queues or ()))),
-    Column("status", "status"),
-    Column("active", "activeJobs"),
-    Column("slots", "concurrency"),
-    Column("seen", "lastSeen", moment),
-)
-
-_HOOK = (
-    Column("id", "id"),
-    Column("url", "url"),
-    Column("events", "events", lambda events: ", ".join(map(plain, events or ()))),
-    Column("queue", "queue"),
-    Column("enabled", "enabled"),
-    Column("told", "successCount"),
-    Column("failed", "failureCount"),
-    Column("last", "lastTriggered", moment),
-)
-_PULLED = (
-    Column("id", "job.id"),
-    Column("name", "job.name"),
-    Column("attempts", "job", _attempts),
-    Column("lock token", "token"),
-)
-_LIMITS = (
-    Column("rate limit", "rateLimit", lambda value: payload(value) if value else ""),
-    Column("free in ms", "rateLimitTtl"),
-    Column("concurrency", "concurrencyLimit"),
-    Column("maxed", "maxed"),
-)
 #: What ``push`` takes; the rest is for programs.
 _PUSH_OPTIONS = (
     "name", "jobId", "priority", "delay", "maxAttempts", "backoff", "ttl", "timeout", "uniqueKey", "dedup",
@@ -366,15 +303,24 @@ VERBS: tuple[Verb, ...] = (
         timeout_s=5.0,
         takes_url=True,
     ),
-    Verb("health", "StorageStatus", _health_shown, "exit 0 if jobs can be stored", _health, timeout_s=5.0),
-    Verb("stats", "Stats", pairs("stats")),
-    Verb("metrics", "Metrics", pairs("metrics"), "read totals since the start of the server", options=()),
+    Verb("health", "StorageStatus", views.health, "exit 0 if jobs can be stored", _health, timeout_s=5.0),
+    Verb("stats", "Stats", views.STATS),
+    Verb(
+        "metrics",
+        "Metrics",
+        pairs(
+            "metrics", avgLatencyMs=figure, avgProcessingMs=figure, memoryUsageMb=figure, sqliteSizeMb=figure
+        ),
+        "read totals since the start of the server",
+        options=(),
+    ),
     Verb("prometheus", "Prometheus", lines("data.metrics")),
     Verb(
         "push",
         "PUSH",
         only("id"),
         "add one job and print its id",
+        _push,
         places=("data",),
         options=_PUSH_OPTIONS,
         renamed={
@@ -383,18 +329,24 @@ VERBS: tuple[Verb, ...] = (
             "groupId": "group",
             "timeout": "job-timeout",
         },
-        durations=frozenset({"delay", "ttl", "timeout"}),
+        durations=frozenset({"delay", "ttl", "timeout", "backoff"}),
+        helps={
+            "data": "the payload as JSON; a text is written '\"hello\"', with both quotes",
+            "parentId": "the job that waits for this one",
+            "backoff": "before a retry, twice as long each time; or JSON with type, delay and maxDelay in ms",
+        },
         checks=_check_push,
     ),
     Verb(
         "pull",
         "PULL",
-        details("", _PULLED, (Column("data", "job.data", payload),)),
+        details("", views.PULLED, (Column("data", "job.data", payload),)),
         "take one job; ack or fail it afterwards",
         _pull,
         options=("timeout", "owner", "lockTtl"),
         renamed={"timeout": "wait", "lockTtl": "lock"},
         durations=frozenset({"timeout", "lockTtl"}),
+        checks=_check_pull,
     ),
     Verb(
         "ack",
@@ -417,24 +369,24 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "queue jobs",
         "GetJobs",
-        table("jobs", _JOB, "no jobs"),
+        table("jobs", views.JOB, "no jobs"),
         "list jobs by their creation",
         lists_payloads=True,
     ),
     Verb("queue count", "Count", only("count")),
-    Verb("queue priorities", "GetCountsPerPriority", pairs("counts")),
+    Verb("queue priorities", "GetCountsPerPriority", pairs("counts", "no queued jobs")),
     Verb("queue paused", "IsPaused", only("paused")),
     Verb(
         "queue limits",
         "GetQueueLimits",
-        details("data.limits", _LIMITS),
+        views.limits,
         "read the limits of a queue",
         options=(),
     ),
     Verb(
         "queue metrics",
         "Metrics",
-        only("data.data"),
+        views.minutes,
         "count what ended in a queue by minute, newest first: completed or failed",
         _by_minute,
         places=("queue", "type"),
@@ -451,7 +403,7 @@ VERBS: tuple[Verb, ...] = (
         "Clean",
         said("jobs removed: {count}"),
         durations=frozenset({"grace"}),
-        asks="remove old jobs of {queue}",
+        asks=views.what_is_cleaned,
     ),
     Verb(
         "queue obliterate",
@@ -459,13 +411,18 @@ VERBS: tuple[Verb, ...] = (
         said("{queue} is gone"),
         asks="remove everything of {queue}, active jobs and settings too",
     ),
-    Verb("job get", "GetJob", details("job", _JOB_DETAILS, _PAYLOADS), "read one job with its payload"),
+    Verb(
+        "job get",
+        "GetJob",
+        details("job", views.JOB_DETAILS, views.PAYLOADS),
+        "read one job with its payload",
+    ),
     Verb("job state", "GetState", only("state"), "read the state of a job", _known_state),
     Verb("job result", "GetResult", only("result", payload), run=_result),
     Verb(
         "job logs",
         "GetLogs",
-        table("data.logs", _LOG, "no log"),
+        table("data.logs", views.LOG, "no log"),
         "read the log of a job",
         _of_job,
         options=("start", "end"),
@@ -484,7 +441,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "job delay",
         "ChangeDelay",
-        said("{id} has a new time"),
+        views.new_time,
         options=("token",),
         renamed=_LOCK_TOKEN,
         durations=frozenset({"delay"}),
@@ -504,7 +461,7 @@ VERBS: tuple[Verb, ...] = (
         run=_of_job,
         renamed={"keepLogs": "keep"},
     ),
-    Verb("job children", "GetChildrenValues", pairs("data.values"), run=_of_job),
+    Verb("job children", "GetChildrenValues", pairs("data.values", "no results"), run=_of_job),
     Verb("job cancel", "Cancel", said("{id} is cancelled")),
     Verb(
         "job wait",
@@ -514,7 +471,7 @@ VERBS: tuple[Verb, ...] = (
         _wait,
         options=(),
     ),
-    Verb("dlq list", "Dlq", table("entries", _LETTER, "no dead letters"), lists_payloads=True),
+    Verb("dlq list", "Dlq", table("entries", views.LETTER, "no dead letters"), lists_payloads=True),
     Verb(
         "dlq retry",
         "RetryDlq",
@@ -522,22 +479,22 @@ VERBS: tuple[Verb, ...] = (
         run=_retry_letters,
         places=("jobId",),
     ),
-    Verb("dlq stats", "GetDlqStats", pairs("data.stats")),
+    Verb("dlq stats", "GetDlqStats", views.letters),
     Verb("dlq remove", "RemoveDlqJob", said("{jobId} is removed"), run=_removed),
-    Verb("dlq config", "GetDlqConfig", pairs("config")),
+    Verb("dlq config", "GetDlqConfig", pairs("config", autoRetryInterval=lasting, maxAge=views.age_kept)),
     Verb("dlq purge", "PurgeDlq", said("jobs removed: {count}"), asks="remove the dead letters of {queue}"),
-    Verb("worker list", "ListWorkers", table("data.workers", _WORKER, "no workers")),
+    Verb("worker list", "ListWorkers", table("data.workers", views.WORKER, "no workers")),
     Verb("worker unregister", "UnregisterWorker", said("{workerId} is forgotten")),
     Verb(
         "rate-limit set",
         "RateLimit",
-        said("{queue} starts at most {limit} jobs in that time"),
+        views.rate,
         durations=frozenset({"duration", "ttl"}),
     ),
     Verb("rate-limit clear", "RateLimitClear", said("{queue} has no rate limit")),
     Verb("concurrency set", "SetConcurrency", said("{queue} has at most {limit} active jobs")),
     Verb("concurrency clear", "ClearConcurrency", said("{queue} has no concurrency limit")),
-    Verb("webhook list", "ListWebhooks", table("data.webhooks", _HOOK, "no webhooks")),
+    Verb("webhook list", "ListWebhooks", table("data.webhooks", views.HOOK, "no webhooks")),
     Verb(
         "webhook add",
         "AddWebhook",
@@ -550,12 +507,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("webhook remove", "RemoveWebhook", said("{webhookId} is removed")),
     Verb("webhook enable", "SetWebhookEnabled", said("{id} is told"), fixed={"enabled": True}),
     Verb("webhook disable", "SetWebhookEnabled", said("{id} is not told for now"), fixed={"enabled": False}),
-    Verb("cron list", "CronList", table("crons", _CRON, "no schedules")),
-    Verb("cron get", "CronGet", details("cron", _CRON)),
+    Verb("cron list", "CronList", table("crons", views.CRON, "no schedules")),
+    Verb("cron get", "CronGet", details("cron", views.CRON)),
     Verb(
         "cron add",
         "Cron",
-        details("cron", _CRON),
+        details("cron", views.CRON),
         renamed={"repeatEvery": "every", "jobName": "job-name"},
         durations=frozenset({"repeatEvery"}),
         checks=_check_cron,

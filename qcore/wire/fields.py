@@ -695,21 +695,21 @@ def _group(field: Field) -> Check:
 
 
 def _repeat(field: Field) -> Check:
-    parts = _parts(field)
+    name, parts = field.name, _parts(field)
 
     def check(value: object) -> object:
         if value is False:
             return ABSENT
-        fields = {key: item for key, item in _object("repeat", value).items() if given(item)}
+        fields = {key: item for key, item in _object(name, value).items() if given(item)}
         if ("every" in fields) == ("pattern" in fields):
-            raise Refused("repeat requires exactly one of every or pattern")
+            raise Refused(f"{name} requires exactly one of every or pattern")
         if "every" in fields:
             try:
-                every = _number("repeat.every", fields["every"], numeric_text=True)
+                every = _number(f"{name}.every", fields["every"], numeric_text=True)
             except Refused:
                 every = 0
             if every <= 0:
-                raise Refused("repeat.every must be a positive finite number", fields["every"])
+                raise Refused(f"{name}.every must be a positive finite number", fields["every"])
         elif not isinstance(fields["pattern"], str) or not fields["pattern"]:
             raise Refused("Invalid repeat pattern: it must be a non-empty string", fields["pattern"])
         return fields | parts(fields)

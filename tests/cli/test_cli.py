@@ -81,7 +81,10 @@ def server(tmp_path: Path) -> Iterator[str]:
         (("queue", "frobnicate"), "qcore queue: argument COMMAND: invalid choice: 'frobnicate'"),
         (("queue", "pause"), "qcore queue pause: the following arguments are required: QUEUE"),
         (("queue", "pause", "a b"), "qcore queue pause: Queue name contains invalid characters"),
-        (("queue", "clean", "q", "--limit", "-1", "--yes"), "qcore queue clean: limit must be at least 0"),
+        (
+            ("queue", "clean", "q", "--limit", "-1", "--yes"),
+            "qcore queue clean: --limit must be at least 0, not -1",
+        ),
         (
             ("queue", "clean", "q", "--grace", "soon"),
             "qcore queue clean: argument --grace: expected a",

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,25 +57,6 @@ def qcore(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return Done(code, captured.out, captured.err)
 
     return run
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A server that holds nothing."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("QCORE_", "BUNQUEUE_", "BQ_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qcore.server", "--port", "0", "--watch-stdin"],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    yield f"tcp://127.0.0.1:{process.stdout.readline().split('listening on 127.0.0.1:')[1].split()[0]}"
-    process.stdin.close()
-    process.wait(30)
-    process.stdout.close()
 
 
 def positional(verb: Verb) -> list[Field]:
@@ -345,7 +326,7 @@ def test_the_parts_of_parts_of_a_map_are_looked_at(qcore: Run) -> None:
         "cron", "add", "c", "q", "--every", "1m", "--job-options", '{"backoff": {"dealy": 5}}', "--json"
     )
     assert (done.code, done.out) == (2, "")
-    expected = "a key of jobOptions.backoff must be one of type, delay, maxDelay, jitter, not 'dealy'"
+    expected = "a key of --job-options.backoff must be one of type, delay, maxDelay, jitter, not 'dealy'"
     assert expected in done.refusal
 
 

@@ -242,7 +242,7 @@ def test_schedules(ask: Run, queue: Queue) -> None:
     name, cron = queue.name, f"cron-{queue.name}"
     added = ask("cron", "add", cron, name, "--every", "1h", "--data", '{"n": [1]}', "--job-name", "tick")
     assert (added.code, added.err) == (0, "")
-    assert f"name      {cron}\nqueue     {name}\nwhen      every 3600000 ms\n" in added.out
+    assert f"name      {cron}\nqueue     {name}\nwhen      every 1h\n" in added.out
     changed = ask(
         "cron", "add", cron, name, "--schedule", "0 3 * * *", "--timezone", "Europe/Berlin",
         "--no-prevent-overlap", "--job-options", '{"maxAttempts": 2}', "--json",
@@ -317,11 +317,18 @@ def test_limits(ask: Run, queue: Queue) -> None:
     assert ask("concurrency", "set", name, "3").code == 0
     limits = ask("queue", "limits", name, "--json").document["data"]["limits"]
     assert (limits["rateLimit"], limits["concurrencyLimit"]) == ({"max": 5, "duration": 2000}, 3)
-    assert '"max": 5' in ask("queue", "limits", name).out
+    assert ask("queue", "limits", name).out == (
+        "starts          5 in 2s\nnext start      now\nactive at once  3\nreached         no\n"
+    )
     assert ask("rate-limit", "clear", name).code == 0
     assert ask("concurrency", "clear", name).code == 0
     limits = ask("queue", "limits", name, "--json").document["data"]["limits"]
     assert (limits["rateLimit"], limits["concurrencyLimit"]) == (None, None)
+    assert ask("queue", "limits", name).out == "no limits\n"
+    set_for = ask("rate-limit", "set", name, "1", "--duration", "2m", "--ttl", "90s")
+    assert set_for.out == f"{name} starts at most 1 jobs in 2m, for 1m 30s\n"
+    assert "at the latest in 1m " in ask("queue", "limits", name).out
+    assert ask("rate-limit", "set", name, "4").out == f"{name} starts at most 4 jobs in 1s\n"
     wrong = ask("concurrency", "set", name, "many")
     assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
 
@@ -388,7 +395,7 @@ def test_figures(ask: Run, url: str) -> None:
     assert ask("health", "--json").document["storage"]["diskFull"] is False
     assert ask("metrics").out.startswith("totalPushed  ")
     assert "\nbunqueue_" in ask("prometheus").out or "\nqcore_" in ask("prometheus").out
-    assert ask("queue", "metrics", "none").out == "[]\n"
+    assert ask("queue", "metrics", "none").out == "nothing\n"
     assert ask("queue", "metrics", "none", "failed", "--json").document["data"]["count"] == 0
     assert ask("queue", "metrics").code == 2
     assert ask("--json", "stats").document["stats"]["active"] == 0

@@ -19,7 +19,7 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
     Field("data", "data", help="payload, any value, passed through as it came"),
     Field("customId", "text", help="id of the job; adding a live id again changes nothing"),
     Field("priority", "option", 0, help="higher runs first", implied=True),
-    Field("delay", "duration", 0, help="ms before it may start; negative: ready at once", implied=True),
+    Field("delay", "duration", 0, help="ms before it may start; 0 or less: at once", implied=True),
     Field(
         "maxAttempts",
         "runs",
@@ -29,7 +29,13 @@ JOB_OPTIONS: Final[tuple[Field, ...]] = (
         meant=(1, MAX_ATTEMPTS),
     ),
     Field("backoff", "backoff", DEFAULT_BACKOFF_MS, help="ms before a retry, or how it grows", implied=True),
-    Field("ttl", "duration", minimum=0, help="ms after which a job that never started is dropped"),
+    Field(
+        "ttl",
+        "duration",
+        minimum=0,
+        help="ms after which a job that never started is dropped",
+        meant=(1, MAX_TIME_MS),
+    ),
     Field("timeout", "duration", minimum=0, help="ms that one execution may take; 0: no bound"),
     Field("stallTimeout", "duration", help="ms without a heartbeat that count as a stall"),
     Field("uniqueKey", "text", help="at most one live job of the queue holds a key"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.limits import DEFAULT_LOCK_TTL_MS, MAX_PULL_COUNT, MAX_PULL_TIMEOUT_MS
+from qcore.limits import DEFAULT_LOCK_TTL_MS, MAX_PULL_COUNT, MAX_PULL_TIMEOUT_MS, MAX_TIME_MS
 from qcore.wire.fields import Field
 from qcore.wire.tables.shape import ID, IDS, LOCKED, QUEUE, TOKEN, TOKENS, Command
 
@@ -12,7 +12,7 @@ _PULL: Final = (
     QUEUE,
     Field("timeout", "time", 0, minimum=0, maximum=MAX_PULL_TIMEOUT_MS, help="ms to wait for a job"),
     Field("owner", "text", help="who takes the job; without it there is no lock"),
-    Field("lockTtl", "time", DEFAULT_LOCK_TTL_MS, help="ms until the lock runs out"),
+    Field("lockTtl", "time", DEFAULT_LOCK_TTL_MS, help="ms until the lock runs out", meant=(1, MAX_TIME_MS)),
     Field("detach", "flag", False, help="keep the job active when the connection ends"),
     Field("group", "group", help="limits for grouped jobs, and which of them"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.wire.fields import Field
+from qcore.wire.fields import MAX_SAFE_INTEGER, Field
 from qcore.wire.tables.shape import QUEUE, Command
 
 NAME: Final = Field("name", "id", required=True, help="name of the schedule, one for all queues")
@@ -35,7 +35,12 @@ COMMANDS: Final = (
                 "text",
                 help="cron expression, 5 fields or 6 with seconds first, or @daily",
             ),
-            Field("repeatEvery", "interval", help="ms between runs; an expression is stronger"),
+            Field(
+                "repeatEvery",
+                "interval",
+                help="ms between runs; an expression is stronger",
+                meant=(1, MAX_SAFE_INTEGER),
+            ),
             Field("timezone", "text", help="IANA zone of the expression; UTC if absent"),
             Field("priority", "option", 0, help="priority of each job"),
             Field("maxLimit", "whole", help="runs in all; 0 or less: no bound"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qcore.wire.fields import OUTCOMES, Field
+from qcore.wire.fields import MAX_SAFE_INTEGER, OUTCOMES, Field
 from qcore.wire.tables.shape import QUEUE, Command
 
 COMMANDS: Final = (
@@ -14,7 +14,13 @@ COMMANDS: Final = (
         (
             Field("queue", "text", help="outcomes of this queue by minute; absent: totals of all"),
             Field("type", "text", help="completed or failed; only with a queue", meant=OUTCOMES),
-            Field("start", "int", 0, help="first minute of the page, 0 the newest"),
+            Field(
+                "start",
+                "int",
+                0,
+                help="first minute of the page, 0 the newest",
+                meant=(0, MAX_SAFE_INTEGER),
+            ),
             Field("end", "int", -1, help="its last, -1 the oldest"),
         ),
         ("metrics", "data.meta", "data.data", "data.count"),
