@@ -5,16 +5,11 @@ from qcore.engine.job cimport Blob
 from qcore.engine.lanes cimport Wanted
 from qcore.engine.queue cimport Queue
 from qcore.engine.transitions cimport Spec
+from qcore.wire.walk cimport Fields, Piece
 from qcore.wire.writer cimport Writer
 
 cdef enum:
     RATE_SLICES = 64
-
-# A piece of a frame: offsets of one value; start 0 = absent.
-cdef struct Piece:
-    Py_ssize_t start
-    Py_ssize_t end
-    uint32_t notes
 
 
 cdef class Session(Outlet):
@@ -63,8 +58,9 @@ cdef class Session(Outlet):
     cdef int c_pull(self, const unsigned char *p, Py_ssize_t n, bint batch) except -1
     cdef int c_ack(self, const unsigned char *p, Py_ssize_t n) except -1
     cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1
-    cdef int c_job_field(self, const unsigned char *p, const unsigned char *key, Py_ssize_t key_n, Py_ssize_t pos,
-                         Py_ssize_t end, Spec *spec, Piece *data, double *delay, bint batch) except -1
+    cdef int c_job_field(self, const Fields *at, Spec *spec, Piece *data, double *delay, bint batch) except -1
+    cdef Py_ssize_t c_read_jobs(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t n,
+                                Py_ssize_t *count) except -2
     cdef Queue c_queue_at(self, const unsigned char *p, Piece *piece, bint create)
     cdef void c_plain_spec(self, Spec *spec) noexcept
     cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay,
@@ -78,6 +74,5 @@ cdef class Session(Outlet):
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
                          const unsigned char *req_id, Py_ssize_t req_id_n, int64_t timeout_ms,
                          Wanted wanted) except -1
-    cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
-                        uint64_t *lo) noexcept
+    cdef int c_token_at(self, const unsigned char *p, const Piece *piece, uint64_t *hi, uint64_t *lo) noexcept
     cdef int c_write(self, Writer w, object reply) except -1

@@ -11,7 +11,6 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from libc.math cimport floor, isfinite
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
@@ -28,7 +27,11 @@ from qcore.engine.queue cimport Queue
 from qcore.engine.keys cimport KEY_FREE, KEY_PASSED, KEY_REPLACED, key_of
 from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
 from qcore.wire.jsontext cimport c_fits
-from qcore.wire.scan cimport c_array, c_load32, c_map, c_number, c_skip, c_skip_given, c_str
+from qcore.wire.scan cimport c_array, c_load32, c_map, c_skip, c_str
+from qcore.wire.walk cimport (
+    Fields, Piece, c_called, c_finite, c_flag, c_list, c_next_field, c_next_item, c_next_key, c_nil, c_open_fields,
+    c_read_value, c_request_id, c_same, c_undefined, c_whole,
+)
 from qcore.wire.writer cimport Writer
 
 from collections import namedtuple
@@ -44,15 +47,18 @@ cdef extern from "Python.h":
 cdef enum:
     DECLINED = 0            # not for the hot path; nothing has changed
     SERVED = 1
-    MAX_FRAME = 67108864
-    MAX_STRANGER = 65536    # of a frame while the connection has not presented its token
     OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
-    MAX_QUEUE_NAME = 256
-    MAX_JOB_NAME = 256
 
 cdef uint32_t NEW_NAME = 0xFFFFFFFF    # stands for the name of a batch that is not interned yet
 
-cdef double MAX_MS = <double>limits.MAX_TIME_MS
+cdef uint32_t MAX_FRAME = limits.MAX_FRAME_BYTES
+cdef uint32_t MAX_STRANGER = limits.MAX_UNAUTHENTICATED_BYTES   # while the connection has not presented its token
+cdef Py_ssize_t MAX_NAME = limits.MAX_NAME_CHARS
+cdef double MAX_MS = limits.MAX_TIME_MS, MAX_WAIT_MS = limits.MAX_PULL_TIMEOUT_MS
+cdef double MAX_LEASE_MS = MAX_MS / 1000    # longer ones go the general way
+cdef double MAX_PULLED = limits.MAX_PULL_COUNT, MAX_ATTEMPTS = limits.MAX_ATTEMPTS
+cdef uint32_t ATTEMPTS = limits.DEFAULT_ATTEMPTS
+cdef int64_t BACKOFF_MS = limits.DEFAULT_BACKOFF_MS, LEASE_MS = limits.DEFAULT_LOCK_TTL_MS
 
 cdef bytes K_OK = b"\xa2ok\xc3", K_ID = b"\xa2id", K_IDS = b"\xa3ids", K_REQ_ID = b"\xa5reqId"
 cdef bytes K_REFUSED = b"\xa2ok\xc2\xa5error"
@@ -71,10 +77,6 @@ cdef void _fill_queue_chars() noexcept:
 _fill_queue_chars()
 
 
-cdef inline bint _is(const unsigned char *key, Py_ssize_t n, const char *name, Py_ssize_t name_n) noexcept nogil:
-    return n == name_n and memcmp(key, name, n) == 0
-
-
 cdef inline bint _command(const unsigned char *p, Py_ssize_t n, const unsigned char **name, Py_ssize_t *k) noexcept:
     """The command of a frame that begins with it, as clients write it; the others go the general path."""
     cdef Py_ssize_t pos, fields
@@ -82,7 +84,7 @@ cdef inline bint _command(const unsigned char *p, Py_ssize_t n, const unsigned c
     if pos < 0 or fields == 0:
         return False
     pos = c_str(p, pos, n, name, k)
-    if pos < 0 or not _is(name[0], k[0], b"cmd", 3):
+    if pos < 0 or not c_same(name[0], k[0], b"cmd", 3):
         return False
     return c_str(p, pos, n, name, k) >= 0
 
@@ -92,19 +94,15 @@ cdef bint _overtakes(const unsigned char *p, Py_ssize_t n) noexcept:
     cdef Py_ssize_t k
     cdef const unsigned char *key
     return _command(p, n, &key, &k) and (
-        _is(key, k, b"PUSH", 4) or _is(key, k, b"PUSHB", 5) or _is(key, k, b"PUSHF", 5)
-        or _is(key, k, b"ACK", 3) or _is(key, k, b"ACKB", 4) or _is(key, k, b"FAIL", 4)
-        or _is(key, k, b"JobHeartbeat", 12) or _is(key, k, b"JobHeartbeatB", 13)
-        or _is(key, k, b"Heartbeat", 9) or _is(key, k, b"Ping", 4)
+        c_same(key, k, b"PUSH", 4) or c_same(key, k, b"PUSHB", 5) or c_same(key, k, b"PUSHF", 5)
+        or c_same(key, k, b"ACK", 3) or c_same(key, k, b"ACKB", 4) or c_same(key, k, b"FAIL", 4)
+        or c_same(key, k, b"JobHeartbeat", 12) or c_same(key, k, b"JobHeartbeatB", 13)
+        or c_same(key, k, b"Heartbeat", 9) or c_same(key, k, b"Ping", 4)
     )
 
 
 cdef inline int _raw(Writer w, bytes piece) except -1:
     return w.c_raw(PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
-
-
-cdef inline bint _nil(const unsigned char *p, Py_ssize_t start, Py_ssize_t end) noexcept nogil:
-    return end - start == 1 and p[start] == 0xC0
 
 
 Added = namedtuple("Added", "how ids")
@@ -567,7 +565,7 @@ cdef class Session(Outlet):
         cdef Py_ssize_t n, i
         cdef str name
         self.named = False
-        if piece.start == 0 or c_str(p, piece.start, piece.end, &s, &n) < 0 or not 1 <= n <= MAX_QUEUE_NAME:
+        if piece.start == 0 or c_str(p, piece.start, piece.end, &s, &n) < 0 or not 1 <= n <= MAX_NAME:
             return None
         for i in range(n):
             if not QUEUE_CHARS[s[i]]:
@@ -578,24 +576,25 @@ cdef class Session(Outlet):
             return self.broker.engine.c_queue(name)
         return <Queue>self.broker.engine.queues.get(name)
 
-    cdef int c_job_field(self, const unsigned char *p, const unsigned char *key, Py_ssize_t key_n, Py_ssize_t pos,
-                         Py_ssize_t end, Spec *spec, Piece *data, double *delay, bint batch) except -1:
-        """One option of a job, its value from ``pos`` to ``end``; DECLINED when it is not plain."""
+    cdef int c_job_field(self, const Fields *at, Spec *spec, Piece *data, double *delay, bint batch) except -1:
+        """Take one option of a job; DECLINED when it is not plain."""
+        cdef const unsigned char *p = at.p
         cdef const unsigned char *s
         cdef Py_ssize_t n
         cdef double value
-        cdef bint is_int
         cdef uint32_t flag = 0
+        cdef bint on = False
         cdef str name
-        if _is(key, key_n, b"data", 4):
-            if not c_fits(p, pos, end):
+        if c_undefined(p, &at.value):
+            return SERVED                   # not given
+        if c_called(at, b"data", 4):
+            if not c_fits(p, at.value.start, at.value.end):
                 return DECLINED
-            data.start = pos
-            data.end = end
+            data[0] = at.value
             return SERVED
-        if _is(key, key_n, b"name", 4):
+        if c_called(at, b"name", 4):
             # Characters are counted for the bound; bytes say the same while they are fewer.
-            if c_str(p, pos, end, &s, &n) < 0 or not 1 <= n <= MAX_JOB_NAME:
+            if c_str(p, at.value.start, at.value.end, &s, &n) < 0 or not 1 <= n <= MAX_NAME:
                 return DECLINED
             name = (<char *>s)[:n].decode("utf-8")
             spec.name = self.broker.engine.names.get(name, 0)
@@ -607,87 +606,62 @@ cdef class Session(Outlet):
             self.new_name = name
             spec.name = NEW_NAME
             return SERVED
-        if _is(key, key_n, b"customId", 8) if batch else _is(key, key_n, b"jobId", 5):
-            if c_str(p, pos, end, &s, &n) < 0 or n == 0:
+        if c_nil(p, &at.value):
+            return SERVED                   # nor is null a value of the others
+        if c_called(at, b"customId", 8) if batch else c_called(at, b"jobId", 5):
+            if c_str(p, at.value.start, at.value.end, &s, &n) < 0 or n == 0:
                 return DECLINED
             spec.id_text = <const char *>s
             spec.id_n = n
             return SERVED
-        if _is(key, key_n, b"priority", 8):
-            if c_number(p, pos, end, &value, &is_int) < 0 or not isfinite(value):
-                return DECLINED
-            spec.priority = value
-            return SERVED
-        if _is(key, key_n, b"delay", 5):
-            if c_number(p, pos, end, &value, &is_int) < 0 or not 0 <= value <= MAX_MS or value != floor(value):
-                return DECLINED
-            delay[0] = value
-            return SERVED
-        if _is(key, key_n, b"timestamp", 9):
-            if c_number(p, pos, end, &value, &is_int) < 0 or not 0 <= value <= MAX_MS or value != floor(value):
+        if c_called(at, b"priority", 8):
+            return c_finite(p, &at.value, &spec.priority)
+        if c_called(at, b"delay", 5):
+            return c_whole(p, &at.value, 0, MAX_MS, delay)
+        if c_called(at, b"timestamp", 9):
+            if not c_whole(p, &at.value, 0, MAX_MS, &value):
                 return DECLINED
             spec.created_ms = <int64_t>value
             return SERVED
-        if _is(key, key_n, b"maxAttempts", 11):
-            if c_number(p, pos, end, &value, &is_int) < 0 or not 1 <= value <= 2147483647 or value != floor(value):
+        if c_called(at, b"maxAttempts", 11):
+            if not c_whole(p, &at.value, 1, MAX_ATTEMPTS, &value):
                 return DECLINED
             spec.max_attempts = <uint32_t>value
             return SERVED
-        if _is(key, key_n, b"lifo", 4):
+        if c_called(at, b"lifo", 4):
             flag = F_LIFO
-        elif _is(key, key_n, b"removeOnComplete", 16):
+        elif c_called(at, b"removeOnComplete", 16):
             flag = F_REMOVE_ON_COMPLETE
-        elif _is(key, key_n, b"removeOnFail", 12):
+        elif c_called(at, b"removeOnFail", 12):
             flag = F_REMOVE_ON_FAIL
-        elif _is(key, key_n, b"durable", 7):
+        elif c_called(at, b"durable", 7):
             flag = F_DURABLE
-        else:
+        if not flag or not c_flag(p, &at.value, &on):
             return DECLINED
-        if end - pos != 1 or p[pos] not in (0xC2, 0xC3):
-            return DECLINED
-        if p[pos] == 0xC3:
-            spec.flags |= flag
-        else:
-            spec.flags &= ~flag
+        spec.flags = spec.flags | flag if on else spec.flags & ~flag
         return SERVED
 
     cdef int c_push(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Fields at
         cdef Piece queue, req, data
         cdef Spec spec
-        cdef Py_ssize_t pos, f, fields, k, after, at
-        cdef const unsigned char *key
-        cdef uint32_t notes
         cdef double delay = 0
         cdef Queue q
         cdef Writer w
-        memset(&queue, 0, sizeof(Piece))
-        memset(&req, 0, sizeof(Piece))
-        memset(&data, 0, sizeof(Piece))
+        cdef Py_ssize_t start
+        queue.start = req.start = data.start = 0
         self.c_plain_spec(&spec)
-        pos = c_map(p, 0, n, &fields)
-        for f in range(fields):
-            pos = c_str(p, pos, n, &key, &k)
-            if pos < 0:
-                return DECLINED
-            notes = 0
-            after = c_skip_given(p, pos, n, &notes)
-            if after < 0:
-                return DECLINED
-            if _is(key, k, b"queue", 5):
-                queue.start = pos
-                queue.end = after
-            elif _is(key, k, b"reqId", 5):
-                if not _echoes(p[pos]):
+        c_open_fields(&at, p, 0, n)
+        c_next_field(&at)                   # the command
+        while c_next_field(&at):
+            if c_called(&at, b"queue", 5):
+                queue = at.value
+            elif c_called(&at, b"reqId", 5):
+                if not c_request_id(&at, &req):
                     return DECLINED
-                req.start = pos
-                req.end = after
-                req.notes = notes
-            elif f and not _not_given(p, pos, after, key, k):
-                data.notes = notes if _is(key, k, b"data", 4) else data.notes
-                if self.c_job_field(p, key, k, pos, after, &spec, &data, &delay, False) == DECLINED:
-                    return DECLINED
-            pos = after
-        if pos != n or req.notes:
+            elif self.c_job_field(&at, &spec, &data, &delay, False) == DECLINED:
+                return DECLINED
+        if at.pos != n:
             return DECLINED
         if spec.name == 0:
             return DECLINED                 # an older client: its name is in the data
@@ -700,19 +674,19 @@ cdef class Session(Outlet):
         if q is None:
             return DECLINED
         w = self.c_admit(q, p, &spec, &data, delay, None, (spec.flags & F_DURABLE) != 0)
-        at = w.c_open()
+        start = w.c_open()
         w.c_map(2 + (req.start != 0))
         _raw(w, K_OK)
         _raw(w, K_ID)
         self.c_write_id(w, self.last_slot)
         self.c_write_req_id(w, p, &req)
-        w.c_close(at)
+        w.c_close(start)
         return SERVED
 
     cdef void c_plain_spec(self, Spec *spec) noexcept:
         memset(spec, 0, sizeof(Spec))
-        spec.max_attempts = 3
-        spec.backoff_ms = 1000
+        spec.max_attempts = ATTEMPTS
+        spec.backoff_ms = BACKOFF_MS
         spec.created_ms = INT64_MIN     # not given
 
     cdef Writer c_admit(self, Queue q, const unsigned char *p, Spec *spec, Piece *data, double delay, object extra,
@@ -755,76 +729,51 @@ cdef class Session(Outlet):
             w.c_raw(p + req.start, req.end - req.start)
         return 0
 
+    cdef Py_ssize_t c_read_jobs(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t n,
+                                Py_ssize_t *count) except -2:
+        """Read the members of a batch, walked once, into the scratch space; the position after them, or -1."""
+        cdef Fields at
+        cdef Py_ssize_t i
+        self.new_name = None
+        pos = c_array(p, pos, n, count)
+        if pos < 0 or self.c_room(count[0]) < 0:
+            return -1
+        for i in range(count[0]):
+            self.c_plain_spec(&self.specs[i])
+            self.pieces[i].start = 0
+            self.delays[i] = 0
+            c_open_fields(&at, p, pos, n)
+            while c_next_field(&at):
+                if self.c_job_field(&at, &self.specs[i], &self.pieces[i], &self.delays[i], True) == DECLINED:
+                    return -1
+            if at.pos < 0 or self.specs[i].name == 0:
+                return -1
+            pos = at.pos
+        return pos
+
     cdef int c_pushb(self, const unsigned char *p, Py_ssize_t n) except -1:
-        cdef Piece queue, req, jobs
-        cdef Piece *data
-        cdef Py_ssize_t pos, f, fields, k, after, at, count = 0, i, parts
-        cdef const unsigned char *key
-        cdef uint32_t notes
+        cdef Fields at
+        cdef Piece queue, req
+        cdef Py_ssize_t start, count = -1, i
         cdef bint durable = False
         cdef uint32_t name
         cdef Queue q
         cdef Writer w, target
-        cdef Spec *spec
-        memset(&queue, 0, sizeof(Piece))
-        memset(&req, 0, sizeof(Piece))
-        memset(&jobs, 0, sizeof(Piece))
-        pos = c_map(p, 0, n, &fields)
-        for f in range(fields):
-            pos = c_str(p, pos, n, &key, &k)
-            if pos < 0:
-                return DECLINED
-            if _is(key, k, b"jobs", 4) and jobs.start == 0:
-                # Walked once: each job is parsed where it lies.
-                jobs.start = pos
-                self.new_name = None
-                pos = c_array(p, pos, n, &count)
-                if pos < 0 or self.c_room(count) < 0:
+        queue.start = req.start = 0
+        c_open_fields(&at, p, 0, n)
+        c_next_field(&at)                   # the command
+        while c_next_key(&at):
+            if c_called(&at, b"jobs", 4) and count < 0:
+                at.pos = self.c_read_jobs(p, at.pos, n, &count)
+                if at.pos < 0:
                     return DECLINED
-                for i in range(count):
-                    spec = &self.specs[i]
-                    data = &self.pieces[i]
-                    self.c_plain_spec(spec)
-                    memset(data, 0, sizeof(Piece))
-                    self.delays[i] = 0
-                    pos = c_map(p, pos, n, &parts)
-                    if pos < 0:
-                        return DECLINED
-                    for _ in range(parts):
-                        pos = c_str(p, pos, n, &key, &k)
-                        if pos < 0:
-                            return DECLINED
-                        notes = 0
-                        after = c_skip_given(p, pos, n, &notes)
-                        if after < 0:
-                            return DECLINED
-                        if not _not_given(p, pos, after, key, k):
-                            data.notes = notes if _is(key, k, b"data", 4) else data.notes
-                            if self.c_job_field(p, key, k, pos, after, spec, data, &self.delays[i],
-                                                True) == DECLINED:
-                                return DECLINED
-                        pos = after
-                    if spec.name == 0:
-                        return DECLINED
-                jobs.end = pos
-                continue
-            notes = 0
-            after = c_skip_given(p, pos, n, &notes)
-            if after < 0:
+            elif not c_read_value(&at):
                 return DECLINED
-            if _is(key, k, b"queue", 5):
-                queue.start = pos
-                queue.end = after
-            elif _is(key, k, b"reqId", 5):
-                if not _echoes(p[pos]):
-                    return DECLINED
-                req.start = pos
-                req.end = after
-                req.notes = notes
-            elif f:                     # the first field is the command
+            elif c_called(&at, b"queue", 5):
+                queue = at.value
+            elif not c_called(&at, b"reqId", 5) or not c_request_id(&at, &req):
                 return DECLINED
-            pos = after
-        if pos != n or req.notes or jobs.start == 0:
+        if at.pos != n or count < 0:
             return DECLINED
         if self.broker.degraded is not None:
             return DECLINED
@@ -854,7 +803,7 @@ cdef class Session(Outlet):
             # One member that must wait for its commit lets the whole reply wait.
             if w is self.out or target is self.held_adds:
                 w = target
-        at = w.c_open()
+        start = w.c_open()
         w.c_map(2 + (req.start != 0))
         _raw(w, K_OK)
         _raw(w, K_IDS)
@@ -862,7 +811,7 @@ cdef class Session(Outlet):
         for i in range(count):
             self.c_write_id(w, slots[i])
         self.c_write_req_id(w, p, &req)
-        w.c_close(at)
+        w.c_close(start)
         return SERVED
 
     cdef int c_room(self, Py_ssize_t count) except -2:
@@ -883,67 +832,44 @@ cdef class Session(Outlet):
         return 0
 
     cdef int c_pull(self, const unsigned char *p, Py_ssize_t n, bint batch) except -1:
+        cdef Fields at
         cdef Piece queue, req
-        cdef Py_ssize_t pos, f, fields, k, after, count = 0, size
-        cdef const unsigned char *key
         cdef const unsigned char *s
-        cdef uint32_t notes
-        cdef double value
-        cdef bint is_int, owner = False, detach = False
-        cdef int64_t timeout = 0, ttl = 30000
+        cdef Py_ssize_t size
+        cdef double count = 0, timeout = 0, ttl = LEASE_MS
+        cdef bint plain = True, owner = False, detach = False
         cdef Queue q
-        memset(&queue, 0, sizeof(Piece))
-        memset(&req, 0, sizeof(Piece))
-        pos = c_map(p, 0, n, &fields)
-        for f in range(fields):
-            pos = c_str(p, pos, n, &key, &k)
-            if pos < 0:
+        queue.start = req.start = 0
+        c_open_fields(&at, p, 0, n)
+        c_next_field(&at)                   # the command
+        while plain and c_next_field(&at):
+            if c_called(&at, b"queue", 5):
+                queue = at.value
+            elif c_called(&at, b"reqId", 5):
+                plain = c_request_id(&at, &req)
+            elif c_called(&at, b"owner", 5):
+                plain = c_str(p, at.value.start, at.value.end, &s, &size) >= 0
+                owner = plain and size > 0
+            elif c_called(&at, b"count", 5):
+                plain = batch and c_whole(p, &at.value, 1, MAX_PULLED, &count)
+            elif c_called(&at, b"timeout", 7):
+                plain = c_whole(p, &at.value, 0, MAX_WAIT_MS, &timeout)
+            elif c_called(&at, b"lockTtl", 7):
+                plain = c_whole(p, &at.value, 1, MAX_LEASE_MS, &ttl)
+            elif c_called(&at, b"detach", 6):
+                plain = c_flag(p, &at.value, &detach)
+            else:
                 return DECLINED
-            notes = 0
-            after = c_skip(p, pos, n, &notes)
-            if after < 0:
-                return DECLINED
-            if _is(key, k, b"queue", 5):
-                queue.start = pos
-                queue.end = after
-            elif _is(key, k, b"reqId", 5):
-                if not _echoes(p[pos]):
-                    return DECLINED
-                req.start = pos
-                req.end = after
-                req.notes = notes
-            elif _is(key, k, b"owner", 5):
-                if c_str(p, pos, after, &s, &size) < 0:
-                    return DECLINED
-                owner = size > 0
-            elif _is(key, k, b"count", 5) and batch:
-                if c_number(p, pos, after, &value, &is_int) < 0 or not 1 <= value <= 1000 or value != floor(value):
-                    return DECLINED
-                count = <Py_ssize_t>value
-            elif _is(key, k, b"timeout", 7):
-                if c_number(p, pos, after, &value, &is_int) < 0 or not 0 <= value <= 60000 or value != floor(value):
-                    return DECLINED
-                timeout = <int64_t>value
-            elif _is(key, k, b"lockTtl", 7):
-                if c_number(p, pos, after, &value, &is_int) < 0 or not 1 <= value <= MAX_MS / 1000 \
-                        or value != floor(value):
-                    return DECLINED
-                ttl = <int64_t>value
-            elif _is(key, k, b"detach", 6):
-                if after - pos != 1 or p[pos] not in (0xC2, 0xC3):
-                    return DECLINED
-                detach = p[pos] == 0xC3
-            elif f:                     # the first field is the command
-                return DECLINED
-            pos = after
-        if pos != n or req.notes or (batch and count == 0):
+        if not plain or at.pos != n or (batch and count == 0):
             return DECLINED
         # Who asks for a job of a queue that is not there, and does not wait for it, makes none.
         q = self.c_queue_at(p, &queue, timeout > 0)
         if not self.named:
             return DECLINED
-        self.c_pull_from(q, count, ttl if owner else 0, 0 if detach and not owner else self.number,
-                         p + req.start if req.start else NULL, req.end - req.start, timeout, None)
+        self.c_pull_from(q, <Py_ssize_t>count, <int64_t>ttl if owner else 0,
+                         0 if detach and not owner else self.number,
+                         p + req.start if req.start else NULL, req.end - req.start if req.start else 0,
+                         <int64_t>timeout, None)
         return SERVED
 
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,
@@ -977,70 +903,51 @@ cdef class Session(Outlet):
         cdef Queue q = self.broker.engine.c_queue(queue) if timeout_ms else self.broker.engine.queues.get(queue)
         self.c_pull_from(q, count, lease_ms, self.number if owned else 0, p, n, timeout_ms, wanted)
 
-    cdef int c_token_at(self, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, uint64_t *hi,
-                        uint64_t *lo) noexcept:
+    cdef int c_token_at(self, const unsigned char *p, const Piece *piece, uint64_t *hi, uint64_t *lo) noexcept:
         """Classify a presented token; -1 when it is no text."""
         cdef const unsigned char *s
         cdef Py_ssize_t n
         hi[0] = lo[0] = 0
-        if pos == 0 or _nil(p, pos, end):
+        if piece.start == 0 or c_nil(p, piece):
             return NO_TOKEN
-        if c_str(p, pos, end, &s, &n) < 0:
+        if c_str(p, piece.start, piece.end, &s, &n) < 0:
             return -1
         if n == 0:
             return NO_TOKEN
         return TOKEN if uuid_parse(<const char *>s, n, hi, lo) else BAD_TOKEN
 
     cdef int c_ack(self, const unsigned char *p, Py_ssize_t n) except -1:
+        cdef Fields at
         cdef Piece job_id, token, result, req
-        cdef Py_ssize_t pos, f, fields, k, after, size, at
-        cdef const unsigned char *key
         cdef const unsigned char *s
-        cdef uint32_t notes, slot
+        cdef Py_ssize_t size, start
+        cdef uint32_t slot
         cdef uint64_t hi, lo
         cdef int kind
         cdef bint held
         cdef Blob *packed = NULL
         cdef Engine engine = self.broker.engine
         cdef Writer w
-        memset(&job_id, 0, sizeof(Piece))
-        memset(&token, 0, sizeof(Piece))
-        memset(&result, 0, sizeof(Piece))
-        memset(&req, 0, sizeof(Piece))
-        pos = c_map(p, 0, n, &fields)
-        for f in range(fields):
-            pos = c_str(p, pos, n, &key, &k)
-            if pos < 0:
+        job_id.start = token.start = result.start = req.start = 0
+        c_open_fields(&at, p, 0, n)
+        c_next_field(&at)                   # the command
+        while c_next_field(&at):
+            if c_called(&at, b"id", 2):
+                job_id = at.value
+            elif c_called(&at, b"token", 5):
+                token = at.value
+            elif c_called(&at, b"result", 6):
+                if not c_undefined(p, &at.value):
+                    result = at.value
+            elif not c_called(&at, b"reqId", 5) or not c_request_id(&at, &req):
                 return DECLINED
-            notes = 0
-            after = c_skip_given(p, pos, n, &notes)
-            if after < 0:
-                return DECLINED
-            if _is(key, k, b"id", 2):
-                job_id.start = pos
-                job_id.end = after
-            elif _is(key, k, b"token", 5):
-                token.start = pos
-                token.end = after
-            elif _is(key, k, b"result", 6):
-                if not _undefined(p, pos, after):
-                    result.start = pos
-                    result.end = after
-                    result.notes = notes
-            elif _is(key, k, b"reqId", 5):
-                if not _echoes(p[pos]):
-                    return DECLINED
-                req.start = pos
-                req.end = after
-                req.notes = notes
-            elif f:                     # the first field is the command
-                return DECLINED
-            pos = after
-        if pos != n or req.notes or job_id.start == 0 or not c_fits(p, result.start, result.end):
+        if at.pos != n or job_id.start == 0:
+            return DECLINED
+        if result.start and not c_fits(p, result.start, result.end):
             return DECLINED
         if c_str(p, job_id.start, job_id.end, &s, &size) < 0:
             return DECLINED
-        kind = self.c_token_at(p, token.start, token.end, &hi, &lo)
+        kind = self.c_token_at(p, &token, &hi, &lo)
         if kind < 0:
             return DECLINED
         slot = engine.c_find(<const char *>s, size)
@@ -1051,11 +958,11 @@ cdef class Session(Outlet):
         held = self.broker.c_holds(slot)
         self.c_complete(slot, packed)
         w = self.broker.c_reply(self, held, False, self.broker.sync_changes)
-        at = w.c_open()
+        start = w.c_open()
         w.c_map(1 + (req.start != 0))
         _raw(w, K_OK)
         self.c_write_req_id(w, p, &req)
-        w.c_close(at)
+        w.c_close(start)
         return SERVED
 
     cdef int c_complete(self, uint32_t slot, Blob *result) except -1:
@@ -1070,74 +977,49 @@ cdef class Session(Outlet):
 
     cdef int c_ackb(self, const unsigned char *p, Py_ssize_t n) except -1:
         """All members plain and acceptable: one walk to judge them, one to apply them."""
-        cdef Piece ids, tokens, results, req
-        cdef Py_ssize_t pos, f, fields, k, after, size, at, n_ids = 0, n_tokens = -1, n_results = -1, i
-        cdef Py_ssize_t id_pos, token_pos, result_pos, following
-        cdef const unsigned char *key
+        cdef Fields at
+        cdef Piece ids, tokens, results, req, token
+        cdef Py_ssize_t start, size, n_ids = 0, n_tokens = -1, n_results = -1, i
         cdef const unsigned char *s
-        cdef uint32_t notes, slot
+        cdef uint32_t slot, mark
         cdef uint64_t hi, lo
         cdef int kind
-        cdef uint32_t mark
         cdef bint held = False
+        cdef Piece *result
         cdef Blob *packed
         cdef Engine engine = self.broker.engine
         cdef Writer w
-        memset(&ids, 0, sizeof(Piece))
-        memset(&tokens, 0, sizeof(Piece))
-        memset(&results, 0, sizeof(Piece))
-        memset(&req, 0, sizeof(Piece))
-        pos = c_map(p, 0, n, &fields)
-        for f in range(fields):
-            pos = c_str(p, pos, n, &key, &k)
-            if pos < 0:
+        req.start = 0
+        c_open_fields(&at, p, 0, n)
+        c_next_field(&at)                   # the command
+        while c_next_field(&at):
+            if c_called(&at, b"ids", 3):
+                if not c_list(p, &at.value, &ids, &n_ids):
+                    return DECLINED
+            elif c_called(&at, b"tokens", 6):
+                if not c_list(p, &at.value, &tokens, &n_tokens):
+                    return DECLINED
+            elif c_called(&at, b"results", 7):
+                if not c_list(p, &at.value, &results, &n_results):
+                    return DECLINED
+            elif not c_called(&at, b"reqId", 5) or not c_request_id(&at, &req):
                 return DECLINED
-            notes = 0
-            after = c_skip_given(p, pos, n, &notes)
-            if after < 0:
-                return DECLINED
-            if _is(key, k, b"ids", 3):
-                ids.start = c_array(p, pos, after, &n_ids)
-                if ids.start < 0:
-                    return DECLINED
-            elif _is(key, k, b"tokens", 6):
-                tokens.start = c_array(p, pos, after, &n_tokens)
-                if tokens.start < 0:
-                    return DECLINED
-            elif _is(key, k, b"results", 7):
-                results.start = c_array(p, pos, after, &n_results)
-                if results.start < 0:
-                    return DECLINED
-            elif _is(key, k, b"reqId", 5):
-                if not _echoes(p[pos]):
-                    return DECLINED
-                req.start = pos
-                req.end = after
-                req.notes = notes
-            elif f:                     # the first field is the command
-                return DECLINED
-            pos = after
-        if pos != n or req.notes or n_ids == 0 or self.c_room(n_ids) < 0:
+        if at.pos != n or n_ids == 0 or self.c_room(n_ids) < 0:
             return DECLINED
         if (n_tokens >= 0 and n_tokens != n_ids) or (n_results >= 0 and n_results != n_ids):
             return DECLINED
         self.broker.batch += 1
         mark = self.broker.batch
-        id_pos = ids.start
-        token_pos = tokens.start
-        result_pos = results.start
+        token.start = 0
         for i in range(n_ids):
-            id_pos = c_str(p, id_pos, n, &s, &size)
-            if id_pos < 0:
+            ids.start = c_str(p, ids.start, n, &s, &size)
+            if ids.start < 0:
                 return DECLINED
-            kind = NO_TOKEN
-            hi = lo = 0
             if n_tokens >= 0:
-                following = c_skip(p, token_pos, n, &notes)
-                kind = self.c_token_at(p, token_pos, following, &hi, &lo)
-                if kind < 0:
-                    return DECLINED
-                token_pos = following
+                c_next_item(p, &tokens, &token)
+            kind = self.c_token_at(p, &token, &hi, &lo)
+            if kind < 0:
+                return DECLINED
             slot = engine.c_find(<const char *>s, size)
             if engine.c_judge(slot, kind, hi, lo) != MAY:
                 return DECLINED
@@ -1146,43 +1028,23 @@ cdef class Session(Outlet):
             engine.run_at(engine.job_at(slot).run).mark = mark
             held = held or self.broker.c_holds(slot)
             self.slots[i] = slot
+            result = &self.pieces[i]
             if n_results >= 0:
-                self.pieces[i].notes = 0
-                self.pieces[i].start = result_pos
-                result_pos = c_skip(p, result_pos, n, &self.pieces[i].notes)
-                self.pieces[i].end = result_pos
-                if _undefined(p, self.pieces[i].start, result_pos):
-                    self.pieces[i].start = 0
-                elif not c_fits(p, self.pieces[i].start, result_pos):
+                c_next_item(p, &results, result)
+                if c_undefined(p, result):
+                    result.start = 0
+                elif not c_fits(p, result.start, result.end):
                     return DECLINED
         for i in range(n_ids):
             packed = NULL
-            if n_results >= 0 and self.pieces[i].start:
-                packed = blob_new(p + self.pieces[i].start, self.pieces[i].end - self.pieces[i].start,
-                                  self.pieces[i].notes)
+            result = &self.pieces[i]
+            if n_results >= 0 and result.start:
+                packed = blob_new(p + result.start, result.end - result.start, result.notes)
             self.c_complete(self.slots[i], packed)
         w = self.broker.c_reply(self, held, False, self.broker.sync_changes)
-        at = w.c_open()
+        start = w.c_open()
         w.c_map(1 + (req.start != 0))
         _raw(w, K_OK)
         self.c_write_req_id(w, p, &req)
-        w.c_close(at)
+        w.c_close(start)
         return SERVED
-
-
-cdef inline bint _echoes(unsigned char head) noexcept nogil:
-    """Whether a request id is a plain value, given back as it came. Lists, maps and the like are looked into."""
-    return head < 0x80 or head >= 0xE0 or 0xA0 <= head <= 0xC6 or 0xCA <= head <= 0xD3 or 0xD9 <= head <= 0xDB
-
-
-cdef inline bint _undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
-    """Whether the value is a JavaScript `undefined`, which clients send for what they do not give."""
-    return end - pos == 3 and p[pos] == 0xD4 and p[pos + 1] == 0
-
-
-cdef inline bint _not_given(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, const unsigned char *key,
-                            Py_ssize_t n) noexcept nogil:
-    """Null and undefined options count as not given, except where null means something or is refused."""
-    if _undefined(p, pos, end):
-        return True
-    return _nil(p, pos, end) and not _is(key, n, b"data", 4) and not _is(key, n, b"name", 4)

@@ -35,8 +35,6 @@ cdef Py_ssize_t c_map(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py
 cdef Py_ssize_t c_array(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end, Py_ssize_t *n) noexcept nogil
 cdef Py_ssize_t c_number(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
                          double *value, bint *is_int) noexcept nogil
-# Position after an extension of type 0, or SCAN_TYPE when the value is another.
-cdef Py_ssize_t c_undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil
 cdef bint c_utf8(const unsigned char *s, Py_ssize_t n) noexcept nogil
 # Raises ProtocolError for a ScanError; always returns -1.
 cdef int c_raise(Py_ssize_t error) except -1

@@ -385,18 +385,6 @@ cdef Py_ssize_t c_number(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end,
     return pos + size
 
 
-cdef Py_ssize_t c_undefined(const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
-    cdef uint32_t notes = 0
-    if pos >= end:
-        return SCAN_TRUNCATED
-    if not (0xC7 <= p[pos] <= 0xC9 or 0xD4 <= p[pos] <= 0xD8):
-        return SCAN_TYPE
-    pos = c_skip(p, pos, end, &notes)
-    if pos >= 0 and not notes & NOTE_UNDEFINED:
-        return SCAN_TYPE
-    return pos
-
-
 cdef int c_raise(Py_ssize_t error) except -1:
     if error == SCAN_TRUNCATED:
         raise ProtocolError("the bytes end inside a value")
