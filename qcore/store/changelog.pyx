@@ -27,6 +27,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, RowHead
+from qcore.store.varint cimport unzigzag, varint_get, varint_put, zigzag
 
 import msgpack
 
@@ -128,36 +129,6 @@ cdef void map_free(Map *m) noexcept nogil:
 
 # --- entries ---------------------------------------------------------------------------------
 
-cdef inline Py_ssize_t _put(uint8_t *p, Py_ssize_t at, uint64_t value) noexcept nogil:
-    """Write a number of seven bits a byte, low ones first; where it ends."""
-    while value >= 128:
-        p[at] = <uint8_t>(value | 128)
-        at += 1
-        value >>= 7
-    p[at] = <uint8_t>value
-    return at + 1
-
-
-cdef inline Py_ssize_t _get(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, uint64_t *value) noexcept nogil:
-    cdef int shift = 0
-    value[0] = 0
-    while at < end and shift < 64:
-        value[0] |= <uint64_t>(p[at] & 127) << shift
-        at += 1
-        if p[at - 1] < 128:
-            return at
-        shift += 7
-    return -1
-
-
-cdef inline uint64_t _zigzag(int64_t n) noexcept nogil:
-    return (<uint64_t>n << 1) ^ <uint64_t>(n >> 63)
-
-
-cdef inline int64_t _unzigzag(uint64_t n) noexcept nogil:
-    return <int64_t>(n >> 1) ^ -<int64_t>(n & 1)
-
-
 cdef Py_ssize_t _read_entry(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, Entry *entry) noexcept nogil:
     """Read the entry at ``at``; where the next one begins, -1 for one that cannot be."""
     cdef uint64_t seq = 0, state = 0, record_n = 0, result_n = 0
@@ -169,7 +140,7 @@ cdef Py_ssize_t _read_entry(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, Ent
     entry.record_n = 0
     entry.result_n = -1
     if entry.op == ENTRY_SIDE:
-        at = _get(p, at, end, &record_n)
+        at = varint_get(p, at, end, &record_n)
         if at < 0 or record_n > <uint64_t>(end - at):
             return -1
         entry.record = p + at
@@ -177,19 +148,19 @@ cdef Py_ssize_t _read_entry(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, Ent
         return at + <Py_ssize_t>record_n
     if not ENTRY_UPDATE <= entry.op <= ENTRY_WRITTEN:
         return -1
-    at = _get(p, at, end, &seq)
+    at = varint_get(p, at, end, &seq)
     if at < 0:
         return -1
-    entry.seq = _unzigzag(seq)
+    entry.seq = unzigzag(seq)
     if entry.op != ENTRY_UPDATE:
         return at
-    at = _get(p, at, end, &state)
+    at = varint_get(p, at, end, &state)
     if at < 0:
         return -1
-    at = _get(p, at, end, &record_n)
+    at = varint_get(p, at, end, &record_n)
     if at < 0:
         return -1
-    at = _get(p, at, end, &result_n)
+    at = varint_get(p, at, end, &result_n)
     if at < 0 or record_n > <uint64_t>(end - at) or result_n > <uint64_t>(end - at) - record_n + 1:
         return -1
     entry.state = <uint32_t>state
@@ -590,7 +561,7 @@ cdef class ChangeLog:
                 self.drop()
                 raise MemoryError
             room[0] = ENTRY_SIDE
-            n = _put(room, 1, PyBytes_GET_SIZE(body))
+            n = varint_put(room, 1, PyBytes_GET_SIZE(body))
             memcpy(room + n, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
             self.c_used(n + PyBytes_GET_SIZE(body))
             self.staged_side.append(((table, key), value))
@@ -689,10 +660,10 @@ cdef class ChangeLog:
             if room == NULL:
                 return -1
             room[0] = ENTRY_UPDATE
-            at = _put(room, 1, _zigzag(head.seq))
-            at = _put(room, at, head.state)
-            at = _put(room, at, head.record_n)
-            at = _put(room, at, head.result_n + 1)
+            at = varint_put(room, 1, zigzag(head.seq))
+            at = varint_put(room, at, head.state)
+            at = varint_put(room, at, head.record_n)
+            at = varint_put(room, at, head.result_n + 1)
             memcpy(room + at, record, head.record_n)
             at += head.record_n
             if head.result_n > 0:
@@ -706,7 +677,7 @@ cdef class ChangeLog:
         if room == NULL:
             return -1
         room[0] = op
-        self.c_used(_put(room, 1, _zigzag(seq)))
+        self.c_used(varint_put(room, 1, zigzag(seq)))
         return 0
 
     cdef int c_direct(self, const uint8_t *p) noexcept nogil:
