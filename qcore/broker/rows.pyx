@@ -1,8 +1,13 @@
 """Jobs as rows: what the store keeps of a record, and the way back.
 
-The record blob is a fixed head, then the id, the delivery, the rare options as one
-MessagePack map, and the seal. To change it: raise ``RECORD_VERSION``, keep reading the
-old ones. All numbers are little-endian.
+The record blob is the head, then the id, the delivery, the rare options as one
+MessagePack map, and the seal. To change it: raise ``RECORD_VERSION`` and the version of
+the schema, keep reading the old ones. All numbers are little-endian.
+
+Most numbers of a record are small, or times soon after another one. So they take as many
+bytes as they need, and times are told from each other: a record is rewritten at each step
+of its job, and what it is longer than before makes pages of the file overflow. In versions
+1 and 2 head and delivery were the structs below as they are.
 
 The seal is a checksum over the record with the seq, queue and state of its row; the
 record has checksums of data and result in its notes. SQLite finds damage to its pages,
@@ -32,6 +37,7 @@ from qcore.engine.table cimport MARK_KEPT, MARK_QUEUE_ENDS, Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RawRow, RowCursor, RowHead, row_of
+from qcore.store.varint cimport unzigzag, varint_get, varint_put, zigzag
 from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
@@ -46,18 +52,21 @@ if sys.byteorder != "little":
 
 
 cdef enum:
-    RECORD_VERSION = 2
+    RECORD_VERSION = 3
+    FIXED_VERSION = 2
     UNSEALED_VERSION = 1
     SEAL_BYTES = 4
     CHECK_SHIFT = 8         # of a checksum in the notes of a payload; below are the ``BlobNote`` bits
     HAS_RUN = 1
     HAS_EXTRA = 2
+    HAS_PRIORITY = 4
+    HEAD_MOST = 96          # bytes of a packed head, or a packed delivery
     READ_ROWS = 1000        # rows that are read again at once, by their numbers
     PIECE_BYTES = 192 * 1024    # of encoded rows that are kept together
 
 cdef packed struct RecordHead:
     uint8_t version
-    uint8_t parts           # HAS_RUN, HAS_EXTRA
+    uint8_t parts           # HAS_RUN, HAS_EXTRA, HAS_PRIORITY
     uint8_t first_state
     uint8_t reserved
     uint32_t flags
@@ -86,10 +95,27 @@ cdef packed struct RecordRun:
 
 
 cdef struct Parts:              # one record, gathered before it is written
-    RecordHead head
-    RecordRun tail
+    uint8_t[HEAD_MOST] head
+    uint8_t[HEAD_MOST] tail
+    Py_ssize_t head_n
+    Py_ssize_t tail_n
     const unsigned char *id_p
+    Py_ssize_t id_n
     Py_ssize_t n                # bytes in all
+
+cdef struct Record:             # one that was read
+    RecordHead head
+    RecordRun tail              # zeros without a delivery
+    const unsigned char *id_p
+    const unsigned char *extra_p
+    Py_ssize_t extra_n
+
+cdef enum Reading:
+    READ_WELL = 0
+    OTHER_VERSION = 1
+    HEAD_CUT = 2
+    ID_CUT = 3
+    RUN_CUT = 4
 
 
 cdef uint64_t _mix(uint64_t h, const unsigned char *p, Py_ssize_t n) noexcept nogil:
@@ -135,15 +161,182 @@ cdef int _check_value(const uint8_t *p, Py_ssize_t n, uint32_t notes, str what) 
     return 0
 
 
+cdef inline Py_ssize_t _put_since(uint8_t *p, Py_ssize_t at, int64_t value, int64_t since) noexcept nogil:
+    return varint_put(p, at, zigzag(<int64_t>(<uint64_t>value - <uint64_t>since)))
+
+
+cdef inline Py_ssize_t _get_since(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, int64_t *value,
+                                  int64_t since) noexcept nogil:
+    cdef uint64_t n = 0
+    at = varint_get(p, at, end, &n)
+    value[0] = <int64_t>(<uint64_t>since + <uint64_t>unzigzag(n))
+    return at
+
+
+cdef inline Py_ssize_t _get_small(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, uint32_t *value) noexcept nogil:
+    cdef uint64_t n = 0
+    at = varint_get(p, at, end, &n)
+    value[0] = <uint32_t>n
+    return at
+
+
+cdef Py_ssize_t _put_head(const RecordHead *head, uint8_t *p) noexcept nogil:
+    cdef Py_ssize_t at = 3
+    p[0] = head.version
+    p[1] = head.parts
+    p[2] = head.first_state
+    at = varint_put(p, at, head.flags)
+    at = _put_since(p, at, head.created_ms, 0)
+    at = _put_since(p, at, head.run_ms, head.created_ms)
+    if head.parts & HAS_PRIORITY:
+        memcpy(p + at, &head.priority, 8)
+        at += 8
+    at = varint_put(p, at, head.attempts)
+    at = varint_put(p, at, head.max_attempts)
+    at = varint_put(p, at, head.backoff_ms)
+    at = varint_put(p, at, head.name)
+    memcpy(p + at, &head.data_notes, 4)     # a checksum: it would only grow
+    at = varint_put(p, at + 4, head.stalls)
+    return varint_put(p, at, head.id_n)
+
+
+cdef Py_ssize_t _get_head(const uint8_t *p, Py_ssize_t n, RecordHead *head) noexcept nogil:
+    """Read a packed head of at most ``n`` bytes; where it ends, or -1."""
+    cdef Py_ssize_t at = 3
+    if n < at:
+        return -1
+    head.version = p[0]
+    head.parts = p[1]
+    head.first_state = p[2]
+    if (at := _get_small(p, at, n, &head.flags)) < 0 \
+            or (at := _get_since(p, at, n, &head.created_ms, 0)) < 0 \
+            or (at := _get_since(p, at, n, &head.run_ms, head.created_ms)) < 0:
+        return -1
+    if head.parts & HAS_PRIORITY:
+        if n - at < 8:
+            return -1
+        memcpy(&head.priority, p + at, 8)
+        at += 8
+    if (at := _get_small(p, at, n, &head.attempts)) < 0 \
+            or (at := _get_small(p, at, n, &head.max_attempts)) < 0 \
+            or (at := _get_small(p, at, n, &head.backoff_ms)) < 0 \
+            or (at := _get_small(p, at, n, &head.name)) < 0 \
+            or n - at < 4:
+        return -1
+    memcpy(&head.data_notes, p + at, 4)
+    if (at := _get_small(p, at + 4, n, &head.stalls)) < 0:
+        return -1
+    return _get_small(p, at, n, &head.id_n)
+
+
+cdef Py_ssize_t _put_run(const RecordRun *tail, int64_t created_ms, uint8_t *p) noexcept nogil:
+    """Most of the times are zero, at one step or the other: a bit tells which are there."""
+    cdef Py_ssize_t at = 17
+    cdef int64_t lease_end_ms = <int64_t>(<uint64_t>tail.heartbeat_ms + <uint64_t>tail.lease_ms)
+    memcpy(p, &tail.token_hi, 16)
+    p[16] = 0
+    if tail.started_ms:
+        p[16] |= 1
+        at = _put_since(p, at, tail.started_ms, created_ms)
+    if tail.finished_ms:
+        p[16] |= 2
+        at = _put_since(p, at, tail.finished_ms, tail.started_ms)
+    if tail.heartbeat_ms:
+        p[16] |= 4
+        at = _put_since(p, at, tail.heartbeat_ms, tail.started_ms)
+    if tail.lease_ms:
+        p[16] |= 8
+        at = _put_since(p, at, tail.lease_ms, 0)
+    if tail.expires_ms:
+        p[16] |= 16
+        at = _put_since(p, at, tail.expires_ms, lease_end_ms)
+    if tail.timeout_ms:
+        p[16] |= 32
+        at = _put_since(p, at, tail.timeout_ms, tail.started_ms)
+    if tail.renewals:
+        p[16] |= 64
+        at = varint_put(p, at, tail.renewals)
+    if tail.result_notes:
+        p[16] |= 128
+        memcpy(p + at, &tail.result_notes, 4)
+        at += 4
+    return at
+
+
+cdef Py_ssize_t _get_run(const uint8_t *p, Py_ssize_t n, int64_t created_ms, RecordRun *tail) noexcept nogil:
+    """Read a packed delivery of at most ``n`` bytes into zeros; where it ends, or -1."""
+    cdef Py_ssize_t at = 17
+    if n < at:
+        return -1
+    memcpy(&tail.token_hi, p, 16)
+    if p[16] & 1 and (at := _get_since(p, at, n, &tail.started_ms, created_ms)) < 0 \
+            or p[16] & 2 and (at := _get_since(p, at, n, &tail.finished_ms, tail.started_ms)) < 0 \
+            or p[16] & 4 and (at := _get_since(p, at, n, &tail.heartbeat_ms, tail.started_ms)) < 0 \
+            or p[16] & 8 and (at := _get_since(p, at, n, &tail.lease_ms, 0)) < 0:
+        return -1
+    cdef int64_t lease_end_ms = <int64_t>(<uint64_t>tail.heartbeat_ms + <uint64_t>tail.lease_ms)
+    if p[16] & 16 and (at := _get_since(p, at, n, &tail.expires_ms, lease_end_ms)) < 0 \
+            or p[16] & 32 and (at := _get_since(p, at, n, &tail.timeout_ms, tail.started_ms)) < 0 \
+            or p[16] & 64 and (at := _get_small(p, at, n, &tail.renewals)) < 0:
+        return -1
+    if p[16] & 128:
+        if n - at < 4:
+            return -1
+        memcpy(&tail.result_notes, p + at, 4)
+        at += 4
+    return at
+
+
+cdef int c_read(const unsigned char *p, Py_ssize_t n, Record *record) noexcept nogil:
+    """Find the parts of a record, of any version; whether it is as it was written is not looked at."""
+    cdef RecordHead *head = &record.head
+    cdef Py_ssize_t at = sizeof(RecordHead), used
+    memset(record, 0, sizeof(Record))
+    if n < 1:
+        return HEAD_CUT
+    head.version = p[0]
+    if head.version == RECORD_VERSION:
+        n -= SEAL_BYTES
+        at = _get_head(p, n, head)
+        if at < 0:
+            return HEAD_CUT
+    elif head.version == FIXED_VERSION or head.version == UNSEALED_VERSION:
+        n -= SEAL_BYTES if head.version == FIXED_VERSION else 0
+        if n < at:
+            return HEAD_CUT
+        memcpy(head, p, sizeof(RecordHead))
+    else:
+        return OTHER_VERSION
+    if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
+        return ID_CUT
+    record.id_p = p + at
+    at += head.id_n
+    if head.parts & HAS_RUN:
+        if head.version == RECORD_VERSION:
+            used = _get_run(p + at, n - at, head.created_ms, &record.tail)
+            if used < 0:
+                return RUN_CUT
+            at += used
+        else:
+            if n - at < <Py_ssize_t>sizeof(RecordRun):
+                return RUN_CUT
+            memcpy(&record.tail, p + at, sizeof(RecordRun))
+            at += sizeof(RecordRun)
+    record.extra_p = p + at
+    record.extra_n = n - at
+    return READ_WELL
+
+
 cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Parts *parts):
     """Fill ``parts``; returns the packed rare options, or None."""
-    cdef RecordHead *head = &parts.head
-    cdef RecordRun *tail = &parts.tail
+    cdef RecordHead head
+    cdef RecordRun tail
     cdef Run *run
     cdef bytes extra = None
+    cdef uint64_t priority
+    memcpy(&priority, &job.priority, 8)
     head.version = RECORD_VERSION
-    head.parts = 0
-    head.reserved = 0
+    head.parts = HAS_PRIORITY if priority else 0
     head.first_state = job.first_state
     head.flags = job.flags & F_PERSISTED
     head.created_ms = job.created_ms
@@ -161,10 +354,10 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
     else:
         parts.id_p = <const unsigned char *>&job.id_hi
         head.id_n = 16
-    parts.n = sizeof(RecordHead) + head.id_n + SEAL_BYTES
+    parts.id_n = head.id_n
+    parts.tail_n = 0
     if job.run:
         head.parts |= HAS_RUN
-        parts.n += sizeof(RecordRun)
         run = engine.run_at(job.run)
         tail.token_hi = run.token_hi
         tail.token_lo = run.token_lo
@@ -177,9 +370,13 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
         tail.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
         tail.renewals = run.renewals
         tail.result_notes = _notes_of(run.result) if run.result != NULL else 0
+        parts.tail_n = _put_run(&tail, job.created_ms, parts.tail)
     if job.extra != NULL:
         extra = msgpack.packb(<dict>job.extra)
         head.parts |= HAS_EXTRA
+    parts.head_n = _put_head(&head, parts.head)
+    parts.n = parts.head_n + parts.id_n + parts.tail_n + SEAL_BYTES
+    if extra is not None:
         parts.n += PyBytes_GET_SIZE(extra)
     return extra
 
@@ -188,13 +385,12 @@ cdef void _write(Parts *parts, bytes extra, char *p, int64_t seq, uint32_t queue
     """Write a gathered record of ``parts.n`` bytes, sealed for its row."""
     cdef const char *start = p
     cdef uint32_t seal
-    memcpy(p, &parts.head, sizeof(RecordHead))
-    p += sizeof(RecordHead)
-    memcpy(p, parts.id_p, parts.head.id_n)
-    p += parts.head.id_n
-    if parts.head.parts & HAS_RUN:
-        memcpy(p, &parts.tail, sizeof(RecordRun))
-        p += sizeof(RecordRun)
+    memcpy(p, parts.head, parts.head_n)
+    p += parts.head_n
+    memcpy(p, parts.id_p, parts.id_n)
+    p += parts.id_n
+    memcpy(p, parts.tail, parts.tail_n)
+    p += parts.tail_n
     if extra is not None:
         memcpy(p, PyBytes_AS_STRING(extra), PyBytes_GET_SIZE(extra))
         p += PyBytes_GET_SIZE(extra)
@@ -582,7 +778,7 @@ cdef bint _is_sealed(const RawRow *row) noexcept nogil:
     """Whether seq, queue, state and record belong together, and are as they were written."""
     cdef uint32_t seal
     cdef Py_ssize_t n = row.record_n - SEAL_BYTES
-    if n < <Py_ssize_t>sizeof(RecordHead) or row.queue >> 32 or row.state >> 32:     # not of 32 bits
+    if n < 1 or row.queue >> 32 or row.state >> 32:     # not of 32 bits
         return False
     memcpy(&seal, row.record + n, SEAL_BYTES)
     return seal == _seal_of(row.seq, <uint32_t>row.queue, <uint32_t>row.state, <const char *>row.record, n)
@@ -596,6 +792,7 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     """
     seq, queue, state, record, data, result = row
     cdef RawRow raw
+    cdef Record found
     cdef RecordHead head
     cdef RecordRun tail
     cdef Queue q
@@ -610,15 +807,13 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     memset(&head, 0, sizeof(head))
     memset(&tail, 0, sizeof(tail))
     head.flags = F_TEXT_ID | F_CUSTOM_ID
-    if isinstance(record, bytes) and PyBytes_GET_SIZE(<bytes>record) >= <Py_ssize_t>sizeof(RecordHead) + SEAL_BYTES:
-        memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
+    if isinstance(record, bytes):
         _raw((seq, queue, state, record, None, None), &raw)
-        if head.version == RECORD_VERSION and _is_sealed(&raw) and not _find(engine, PyBytes_AS_STRING(record), &head):
-            job_id = record[sizeof(RecordHead):sizeof(RecordHead) + head.id_n]
+        if c_read(raw.record, raw.record_n, &found) == READ_WELL and found.head.version != UNSEALED_VERSION \
+                and _is_sealed(&raw) and not _find(engine, &found):
+            head = found.head
+            job_id = PyBytes_FromStringAndSize(<const char *>found.id_p, head.id_n)
             head.flags &= F_TEXT_ID | F_CUSTOM_ID
-        else:
-            memset(&head, 0, sizeof(head))
-            head.flags = F_TEXT_ID | F_CUSTOM_ID
     head.version = UNSEALED_VERSION
     head.parts = HAS_RUN | HAS_EXTRA
     head.first_state = READY
@@ -672,18 +867,20 @@ def restore(Engine engine not None, row, int64_t now_ms, int64_t now_ns):
 cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bint guest) except -1:
     """See :func:`restore`; a ``guest`` is a row that :func:`c_is_far` says yes to."""
     cdef RawRow raw
+    cdef Record record
     _raw(row, &raw)
-    return c_restore_raw(engine, &raw, now_ms, now_ns, guest, False)
+    return c_restore_raw(engine, &raw, c_read(raw.record, raw.record_n, &record), &record, now_ms, now_ns, guest, False)
 
 
-cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t now_ns, bint guest,
-                       bint unlined) except -1:
-    """The same of a row in memory. Left ``unlined``, ready jobs get their place by ``c_line_up``, after all others."""
-    cdef RecordHead head
-    cdef RecordRun tail
-    cdef const unsigned char *p = row.record
+cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record *record, int64_t now_ms,
+                       int64_t now_ns, bint guest, bint unlined) except -1:
+    """The same of a row in memory, with what :func:`c_read` found in it.
+
+    Left ``unlined``, ready jobs get their place by ``c_line_up``, after all others.
+    """
+    cdef const RecordHead *head = &record.head
+    cdef const RecordRun *tail = &record.tail
     cdef int64_t seq = row.seq, queue = row.queue, state = row.state
-    cdef Py_ssize_t n = row.record_n, at = sizeof(RecordHead)
     cdef object extra = None
     cdef uint32_t slot, other
     cdef uint64_t ids[2]
@@ -692,17 +889,15 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
     cdef Queue q
     cdef TokenEntry evicted
     cdef bint terminal
-    if n < at:
-        if n < 0:
-            raise BadRow("a column has the wrong type")
-        raise BadRow(f"record of {n} bytes, expected at least {at}")
-    memcpy(&head, p, sizeof(RecordHead))
-    if head.version not in (RECORD_VERSION, UNSEALED_VERSION):
+    if row.record_n < 0:
+        raise BadRow("a column has the wrong type")
+    if found == OTHER_VERSION:
         raise BadRow(f"record version {head.version}, expected {RECORD_VERSION}")
-    if head.version == RECORD_VERSION:
-        n -= SEAL_BYTES
-        if not _is_sealed(row):
-            raise BadRow("the record is not what was written")
+    if row.record_n and head.version != UNSEALED_VERSION and not _is_sealed(row):
+        raise BadRow("the record is not what was written")
+    if found == HEAD_CUT:
+        raise BadRow(f"record of {row.record_n} bytes, which is too short")
+    if head.version != UNSEALED_VERSION:
         _check_value(row.data, row.data_n, head.data_notes, "data")
     if state not in (READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED, KEPT):
         raise BadRow(f"unknown state {state}")
@@ -717,24 +912,19 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
     terminal = state in (COMPLETED, FAILED, KEPT)
     if (state == ACTIVE or terminal) != bool(head.parts & HAS_RUN):
         raise BadRow(f"state {state} does not fit the record")
-    if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
+    if found == ID_CUT:
         raise BadRow("the id is cut off")
-    cdef const unsigned char *id_p = p + at
+    cdef const unsigned char *id_p = record.id_p
     if head.flags & F_TEXT_ID and (not c_utf8(id_p, head.id_n)
                                    or uuid_parse(<const char *>id_p, head.id_n, &ids[0], &ids[1])):
         raise BadRow("the id is no text")
-    at += head.id_n
-    memset(&tail, 0, sizeof(tail))
-    if head.parts & HAS_RUN:
-        if n - at < <Py_ssize_t>sizeof(RecordRun):
-            raise BadRow("the delivery is cut off")
-        memcpy(&tail, p + at, sizeof(RecordRun))
-        at += sizeof(RecordRun)
-    if head.version == RECORD_VERSION:
+    if found == RUN_CUT:
+        raise BadRow("the delivery is cut off")
+    if head.version != UNSEALED_VERSION:
         _check_value(row.result, row.result_n, tail.result_notes, "result")
     if head.parts & HAS_EXTRA:
         try:
-            extra = msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>p + at, n - at), strict_map_key=True)
+            extra = _extra_of(record)
         except (ValueError, msgpack.UnpackException):
             extra = None
         if not isinstance(extra, dict):
@@ -875,52 +1065,42 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int64_t now_ms, int64_t
 
 # --- the archive -------------------------------------------------------------------------------
 
-cdef bint _read_heads(object record, RecordHead *head, RecordRun *tail) noexcept:
-    """Read what has a fixed place in the record of a finished job; False: it is too short, or of another kind."""
-    return (isinstance(record, bytes)
-            and c_read_heads(PyBytes_AS_STRING(<bytes>record), PyBytes_GET_SIZE(<bytes>record), head, tail))
+cdef bint _read_finished(object column, Record *record) noexcept:
+    """Read the record of a finished job; False: it is cut off, or of another kind."""
+    return (isinstance(column, bytes)
+            and c_read(<const unsigned char *>PyBytes_AS_STRING(<bytes>column), PyBytes_GET_SIZE(<bytes>column),
+                       record) == READ_WELL
+            and record.head.parts & HAS_RUN != 0)
 
 
-cdef bint c_read_heads(const char *p, Py_ssize_t n, RecordHead *head, RecordRun *tail) noexcept nogil:
-    if n < <Py_ssize_t>sizeof(RecordHead):
-        return False
-    memcpy(head, p, sizeof(RecordHead))
-    if head.version == RECORD_VERSION:
-        n -= SEAL_BYTES
-    elif head.version != UNSEALED_VERSION:
-        return False
-    if (not head.parts & HAS_RUN
-            or n - <Py_ssize_t>(sizeof(RecordHead) + sizeof(RecordRun)) < <Py_ssize_t>head.id_n
-            or (not head.flags & F_TEXT_ID and head.id_n != 16)):
-        return False
-    memcpy(tail, p + sizeof(RecordHead) + head.id_n, sizeof(RecordRun))
-    return True
+cdef object _extra_of(const Record *record):
+    return msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>record.extra_p, record.extra_n), strict_map_key=True)
 
 
-cdef uint64_t _hash_of(Engine engine, const char *record, RecordHead *head) noexcept:
-    return engine.c_hash(record + sizeof(RecordHead), head.id_n)
+cdef uint64_t _hash_of(Engine engine, const Record *record) noexcept:
+    return engine.c_hash(<const char *>record.id_p, record.head.id_n)
 
 
-cdef uint32_t _find(Engine engine, const char *record, RecordHead *head) noexcept:
+cdef uint32_t _find(Engine engine, const Record *record) noexcept:
     """The slot of the job with the id of this record."""
     cdef uint64_t ids[2]
-    if head.flags & F_TEXT_ID:
-        return engine.c_find(record + sizeof(RecordHead), head.id_n)
-    memcpy(ids, record + sizeof(RecordHead), 16)
+    if record.head.flags & F_TEXT_ID:
+        return engine.c_find(<const char *>record.id_p, record.head.id_n)
+    memcpy(ids, record.id_p, 16)
     return engine.c_find_number(ids[0], ids[1])
 
 
-cdef str _id(const char *record, RecordHead *head):
-    return _text_of(PyBytes_FromStringAndSize(record + sizeof(RecordHead), head.id_n), head.flags)
+cdef str _id(const Record *record):
+    return _text_of(PyBytes_FromStringAndSize(<const char *>record.id_p, record.head.id_n), record.head.flags)
 
 
-cdef bint c_is_far(Engine engine, tuple row, RecordHead *head, RecordRun *tail) except -1:
-    """Whether this row, as it was read from the store, is that of an archived job."""
+cdef bint c_is_far(Engine engine, tuple row, Record *record) except -1:
+    """Whether this row, as it was read from the store, is that of an archived job; if so, its record."""
     cdef Queue q = engine.c_queue_at(row[1])
     cdef uint32_t slot
-    if row[2] != COMPLETED or q is None or row[0] <= q.floor_seq or not _read_heads(row[3], head, tail):
+    if row[2] != COMPLETED or q is None or row[0] <= q.floor_seq or not _read_finished(row[3], record):
         return False
-    slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), head)
+    slot = _find(engine, record)
     if slot:
         # Else it is an earlier row of a job that memory has, or of an earlier one with this id.
         return engine.job_at(slot).flags & F_EVICTED != 0 and engine.job_at(slot).seq == row[0]
@@ -929,35 +1109,32 @@ cdef bint c_is_far(Engine engine, tuple row, RecordHead *head, RecordRun *tail) 
 
 def far(Engine engine not None, list page not None, object queue):
     """(end in ms, creation in ms, row) of the rows of a page that archived jobs of a queue (None: any) have."""
-    cdef RecordHead head
-    cdef RecordRun tail
+    cdef Record record
     cdef list found = []
     for row in page:
-        if (queue is None or row[1] == queue) and c_is_far(engine, row, &head, &tail):
-            found.append((tail.finished_ms, head.created_ms, row))
+        if (queue is None or row[1] == queue) and c_is_far(engine, row, &record):
+            found.append((record.tail.finished_ms, record.head.created_ms, row))
     return found
 
 
 def id_of(row):
     """The id in a row of a finished job."""
-    cdef RecordHead head
-    cdef RecordRun tail
-    if not _read_heads(row[3], &head, &tail):
+    cdef Record record
+    if not _read_finished(row[3], &record):
         raise BadRow("the record is cut off")
-    return _id(PyBytes_AS_STRING(<bytes>row[3]), &head)
+    return _id(&record)
 
 
 def own_id_of(row):
     """The upper half of the id of a row, if it is one of ours; else None."""
-    cdef RecordHead head
-    cdef object record = row[3]
+    cdef Record record
+    cdef object column = row[3]
     cdef uint64_t hi
-    if not isinstance(record, bytes) or PyBytes_GET_SIZE(<bytes>record) < <Py_ssize_t>sizeof(RecordHead) + 16:
+    if not isinstance(column, bytes) or c_read(<const unsigned char *>PyBytes_AS_STRING(<bytes>column),
+                                               PyBytes_GET_SIZE(<bytes>column), &record) != READ_WELL \
+            or record.head.flags & (F_CUSTOM_ID | F_TEXT_ID):
         return None
-    memcpy(&head, PyBytes_AS_STRING(<bytes>record), sizeof(RecordHead))
-    if head.version not in (RECORD_VERSION, UNSEALED_VERSION) or head.flags & (F_CUSTOM_ID | F_TEXT_ID):
-        return None
-    memcpy(&hi, PyBytes_AS_STRING(<bytes>record) + sizeof(RecordHead), 8)
+    memcpy(&hi, record.id_p, 8)
     return hi
 
 
@@ -966,11 +1143,10 @@ def adopt(Engine engine not None, tuple row not None, int64_t now_ms, int64_t no
 
     :raises BadRow: the row cannot be read; the engine is unchanged
     """
-    cdef RecordHead head
-    cdef RecordRun tail
-    if not c_is_far(engine, row, &head, &tail):
+    cdef Record record
+    if not c_is_far(engine, row, &record):
         return False
-    if not _find(engine, PyBytes_AS_STRING(<bytes>row[3]), &head):
+    if not _find(engine, &record):
         c_restore(engine, row, now_ms, now_ns, True)
     return True
 
@@ -981,8 +1157,7 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
     As well those whose queue keeps none of their age, and those whose numbers are ``doomed``.
     (how many, earliest end in ms of those that stay, or None)
     """
-    cdef RecordHead head
-    cdef RecordRun tail
+    cdef Record record
     cdef Queue q
     cdef uint32_t slot
     cdef Py_ssize_t n = 0
@@ -991,15 +1166,15 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
     for row in page:
         seq = row[0]
         q = engine.c_queue_at(row[1])
-        if row[2] != COMPLETED or q is None or not _read_heads(row[3], &head, &tail):
+        if row[2] != COMPLETED or q is None or not _read_finished(row[3], &record):
             continue
-        slot = _find(engine, PyBytes_AS_STRING(<bytes>row[3]), &head)
+        slot = _find(engine, &record)
         if seq > q.floor_seq:
-            if not c_is_far(engine, row, &head, &tail):
+            if not c_is_far(engine, row, &record):
                 continue
-            if tail.finished_ms > until_ms and tail.finished_ms >= q.far_until_ms and seq not in doomed:
-                if earliest is None or tail.finished_ms < earliest:
-                    earliest = tail.finished_ms
+            if record.tail.finished_ms > until_ms and record.tail.finished_ms >= q.far_until_ms and seq not in doomed:
+                if earliest is None or record.tail.finished_ms < earliest:
+                    earliest = record.tail.finished_ms
                 continue
             if slot:
                 engine.c_forget(slot)       # its record is on its way out of memory
@@ -1011,37 +1186,35 @@ def sweep(Engine engine not None, list page not None, int64_t until_ms, set doom
             continue
         engine.deleted.append(seq)
         engine.c_drop_log(seq)
-        if head.flags & F_CUSTOM_ID:
-            engine.c_forget_far(seq, _hash_of(engine, PyBytes_AS_STRING(<bytes>row[3]), &head))
+        if record.head.flags & F_CUSTOM_ID:
+            engine.c_forget_far(seq, _hash_of(engine, &record))
         n += 1
     return n, earliest
 
 
-cdef int c_check_passed(Engine engine, const RawRow *row, RecordHead *head, RecordRun *tail) except -1:
+cdef int c_check_passed(Engine engine, const RawRow *row, const Record *record) except -1:
     """Hold the row of a completed job that is passed over against its seal; it may not be restored for long.
 
     :raises BadRow: it is not what was written
     """
     cdef object extra
-    cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
-    if head.version == RECORD_VERSION:
+    if record.head.version != UNSEALED_VERSION:
         if not _is_sealed(row):
             raise BadRow("the record is not what was written")
-        _check_value(row.data, row.data_n, head.data_notes, "data")
-        _check_value(row.result, row.result_n, tail.result_notes, "result")
+        _check_value(row.data, row.data_n, record.head.data_notes, "data")
+        _check_value(row.result, row.result_n, record.tail.result_notes, "result")
     else:
         _one_value(row.data, row.data_n)
         _one_value(row.result, row.result_n)
-        if head.parts & HAS_EXTRA:
+        if record.head.parts & HAS_EXTRA:
             try:
-                extra = msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>row.record + at, row.record_n - at),
-                                        strict_map_key=True)
+                extra = _extra_of(record)
             except (ValueError, msgpack.UnpackException):
                 extra = None
             if not isinstance(extra, dict):
                 raise BadRow("the options cannot be read")
-    if head.name >= <uint32_t>len(engine.name_texts):
-        raise BadRow(f"unknown name {head.name}")
+    if record.head.name >= <uint32_t>len(engine.name_texts):
+        raise BadRow(f"unknown name {record.head.name}")
     return 0
 
 
@@ -1116,8 +1289,7 @@ cdef class Loader:
             cursor.c_begin()
             try:
                 while cursor.c_next(&raw):
-                    if not self.c_holds(&raw):
-                        self.c_load(&raw)
+                    self.c_load(&raw, True)
             finally:
                 cursor.c_end()
             _between_pages()
@@ -1141,7 +1313,7 @@ cdef class Loader:
             try:
                 for seq in seqs[at:at + READ_ROWS]:
                     if cursor.c_seek(seq, &raw):
-                        self.c_load(&raw)
+                        self.c_load(&raw, False)
             finally:
                 cursor.c_end()
             _between_pages()
@@ -1156,13 +1328,15 @@ cdef class Loader:
             _raw(row, &raw)
         except BadRow as error:
             return self.c_refuse(row, error)
-        if not sift or not self.c_holds(&raw):
-            self.c_load(&raw)
-        return 0
+        return self.c_load(&raw, sift)
 
-    cdef int c_load(self, const RawRow *raw) except -1:
+    cdef int c_load(self, const RawRow *raw, bint sift) except -1:
+        cdef Record record
+        cdef int found = c_read(raw.record, raw.record_n, &record)
+        if sift and found == READ_WELL and self.c_holds(raw, &record):
+            return 0
         try:
-            c_restore_raw(self.engine, raw, self.now_ms, self.now_ns, False, True)
+            c_restore_raw(self.engine, raw, found, &record, self.now_ms, self.now_ns, False, True)
         except BadRow as error:
             return self.c_refuse(row_of(raw), error)
         self.n += 1
@@ -1175,32 +1349,27 @@ cdef class Loader:
             self.damaged.append((row, str(error)))
         return 0
 
-    cdef bint c_holds(self, const RawRow *row) except -1:
+    cdef bint c_holds(self, const RawRow *row, const Record *record) except -1:
         """Whether the row is one to pass over."""
-        cdef RecordHead head
-        cdef RecordRun tail
+        cdef const RecordHead *head = &record.head
         cdef Engine engine = self.engine
         cdef Queue q
         cdef uint64_t hi = 0
         cdef Passed entry
-        cdef const char *record = <const char *>row.record
-        if row.record_n < <Py_ssize_t>sizeof(RecordHead) + 16:
-            return False
-        memcpy(&head, record, sizeof(RecordHead))
-        if head.version in (RECORD_VERSION, UNSEALED_VERSION) and not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
-            memcpy(&hi, record + sizeof(RecordHead), 8)
+        if not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+            memcpy(&hi, record.id_p, 8)
             if row.seq >= self.next_fence:
                 self.fences.append((row.seq, hi))
                 self.next_fence = row.seq + self.every
         if row.state != COMPLETED or not engine.archive:
             return False
         q = engine.c_queue_at(row.queue)
-        if q is None or row.seq <= q.floor_seq or not c_read_heads(record, row.record_n, &head, &tail):
+        if q is None or row.seq <= q.floor_seq or not head.parts & HAS_RUN:
             return False
         if head.flags & F_NEEDED:
             return False
         try:
-            c_check_passed(engine, row, &head, &tail)
+            c_check_passed(engine, row, record)
         except BadRow as error:
             self.c_refuse(row_of(row), error)
             return True
@@ -1209,12 +1378,12 @@ cdef class Loader:
         if hi > engine.ids.last_hi:
             engine.ids.last_hi = hi
         if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
-            self._link(row, &head)
-        entry.finished_ms = tail.finished_ms
+            self._link(row, record)
+        entry.finished_ms = record.tail.finished_ms
         entry.seq = row.seq
         entry.queue = <uint32_t>row.queue
         entry.custom = head.flags & F_CUSTOM_ID != 0
-        entry.id = _hash_of(engine, record, &head) if entry.custom else hi
+        entry.id = _hash_of(engine, record) if entry.custom else hi
         self.c_pass(entry)
         return True
 
@@ -1254,17 +1423,13 @@ cdef class Loader:
         self.passed[at] = entry
         return 0
 
-    cdef _link(self, const RawRow *row, RecordHead *head):
-        cdef Py_ssize_t at = sizeof(RecordHead) + head.id_n + sizeof(RecordRun)
-        cdef Py_ssize_t end = row.record_n - (SEAL_BYTES if head.version == RECORD_VERSION else 0)
-        cdef const char *record = <const char *>row.record
+    cdef _link(self, const RawRow *row, const Record *record):
         try:
-            successor = msgpack.unpackb(PyBytes_FromStringAndSize(record + at, max(0, end - at)),
-                                        strict_map_key=True).get("successor")
+            successor = _extra_of(record).get("successor")
         except (ValueError, AttributeError, msgpack.UnpackException):
             return
         if isinstance(successor, str):
-            self.links.append((row.seq, _id(record, head), successor))
+            self.links.append((row.seq, _id(record), successor))
 
     cdef int c_archive(self, const Passed *entry) except -1:
         cdef Engine engine = self.engine

@@ -14,7 +14,7 @@ from qcore.store.owner import drop_lock, take_lock
 from qcore.store.walcheck import WAL_HEADER_BYTES
 
 APPLICATION_ID = 0x71636F72  # "qcor"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 #: What the name of a file that was replaced by a restore goes on with.
 ASIDE = ".before-restore-"

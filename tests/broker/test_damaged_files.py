@@ -16,6 +16,7 @@ from qcore.broker.core import Broker
 from qcore.broker.opening import close_broker
 from qcore.clock import ManualClock
 from qcore.store.base import StoreFault
+from tests.records import RECORD_VERSION, read_record
 
 QUEUES = ("q0", "q1", "q2")
 N_JOBS = 150
@@ -242,8 +243,7 @@ def test_a_row_without_a_seal_is_still_read(tmp_path: Path) -> None:
     close_broker(broker)
     con = sqlite3.connect(path)
     ((record,),) = con.execute("SELECT record FROM jobs")
-    assert record[0] == 2
-    con.execute("UPDATE jobs SET record = ?", (b"\x01" + record[1:-4],))
+    con.execute("UPDATE jobs SET record = ?", (bytes(read_record(record).plain),))
     con.commit()
     con.close()
     broker = open_broker(path, mode="server", clock=clock, seed=bytes([1] * 16))
@@ -259,7 +259,7 @@ def test_a_row_without_a_seal_is_still_read(tmp_path: Path) -> None:
     con = sqlite3.connect(path)
     ((record,),) = con.execute("SELECT record FROM jobs")
     con.close()
-    assert record[0] == 2
+    assert record[0] == RECORD_VERSION
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused(

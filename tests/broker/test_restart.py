@@ -14,6 +14,7 @@ from qcore.broker.opening import close_broker, flush
 from qcore.clock import ManualClock
 from qcore.store.base import Cut
 from qcore.store.memory import MemoryStore
+from tests.records import EXPIRES_AT, read_record
 
 SEED = bytes(range(16))
 Mode = Literal["embedded", "server"]
@@ -96,12 +97,13 @@ def test_active_without_a_lease_is_repaired_at_the_start(machine: Machine) -> No
     talk.good("PULLB", queue="q", owner="w", count=3, lockTtl=1000)
     machine.crash()
     # A lease that ended last year, and one until 2100 of a worker that nobody knows.
-    expires_at = 60 + 1 + 6 * 8  # head, id, what stands before it
     for row, expires in zip(list(machine.store.load().jobs)[1:3], (1, 4_102_444_800_000), strict=True):
         seq, _, state, record, _, result = row
-        assert struct.unpack_from("<q", record, expires_at) == (machine.clock.now_ms() + 1000,)
-        edited = b"\x01" + record[1:expires_at] + struct.pack("<q", expires) + record[expires_at + 8 : -4]
-        machine.store.commit(Cut(updates=[seq, state, edited, result]))
+        whole = read_record(record)
+        edited, expires_at = whole.plain, len(whole.head) + EXPIRES_AT
+        assert struct.unpack_from("<q", edited, expires_at) == (machine.clock.now_ms() + 1000,)
+        struct.pack_into("<q", edited, expires_at, expires)  # without a seal
+        machine.store.commit(Cut(updates=[seq, state, bytes(edited), result]))
     talk = machine.start()
     assert [job(talk, i)["state"] for i in "abcd"] == ["waiting", "active", "active", "active"]
     machine.clock.advance(1)
@@ -200,7 +202,7 @@ def test_cases_c031_a_row_that_cannot_be_read_costs_only_itself(
     spoilt = 0
     for at, (seq, queue, state, record, data, result) in enumerate(rows[:40]):
         kinds: list[list[object]] = [
-            [seq, queue, state, record[:at], data, result],
+            [seq, queue, state, record[: min(at, len(record) - 1)], data, result],
             [seq, queue, 77, record, data, result],
             [seq, 5000, state, record, data, result],
             [seq, queue, state, b"\x63" + record[1:], data, result],

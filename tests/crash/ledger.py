@@ -1,15 +1,14 @@
 """What must be true of a data file after a crash, given what its clients were told.
 
 The file is read without engine and store: its rows and its log of changes are decoded
-here a second time, from the descriptions in :mod:`qcore.broker.rows` and
-:mod:`qcore.store.changelog`.
+here a second time, from the descriptions in :mod:`qcore.broker.rows` (see :mod:`tests.records`)
+and :mod:`qcore.store.changelog`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import struct
-import uuid
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,9 @@ from pathlib import Path
 import msgpack
 
 from tests.crash.load import FIRST_SCHEDULE, QUEUE, TICKS, Entry, Key, key_of, own_id, result_of
+from tests.records import read_record, unzigzag, varints
 
 READY, DELAYED, ACTIVE, COMPLETED, FAILED, PARKED = 1, 2, 3, 4, 5, 6
-_HEAD = struct.Struct("<BBBBIqqdIIIIIII")
 _PAGE = struct.Struct("<QQII")
 UPDATE, DELETE, WRITTEN, SIDE = 1, 2, 3, 4
 
@@ -46,25 +45,6 @@ class Row:
         return (self.id, state, self.attempts, self.stalls, self.result)
 
 
-def _uuid(record: bytes, at: int) -> str:
-    return str(uuid.UUID(bytes=struct.pack(">QQ", *struct.unpack_from("<QQ", record, at))))
-
-
-def _numbers(page: bytes, at: int, n: int) -> tuple[list[int], int]:
-    """``n`` numbers of seven bits a byte from ``at`` on, and where they end."""
-    numbers = []
-    for _ in range(n):
-        value = shift = 0
-        while True:
-            value |= (page[at] & 127) << shift
-            shift += 7
-            at += 1
-            if page[at - 1] < 128:
-                break
-        numbers.append(value)
-    return numbers, at
-
-
 Changed = dict[int, tuple[int, bytes, bytes | None] | None]
 Values = dict[tuple[str, int | str], bytes | None]
 
@@ -84,7 +64,7 @@ def read_changes(con: sqlite3.Connection) -> tuple[Changed, Values]:
         at, end = _PAGE.size, _PAGE.size + _PAGE.unpack_from(page)[2]
         while at < end:
             op = page[at]
-            (number,), at = _numbers(page, at + 1, 1)
+            (number,), at = varints(page, at + 1, 1)
             if op == SIDE:
                 table, key, *value = msgpack.unpackb(page[at : at + number])
                 at += number
@@ -93,9 +73,9 @@ def read_changes(con: sqlite3.Connection) -> tuple[Changed, Values]:
                 else:
                     values.pop((table, key), None)
                 continue
-            seq = number >> 1 ^ -(number & 1)
+            seq = unzigzag(number)
             if op == UPDATE:
-                (state, record_n, result_n), at = _numbers(page, at, 3)
+                (state, record_n, result_n), at = varints(page, at, 3)
                 record = page[at : at + record_n]
                 at += record_n + max(result_n - 1, 0)
                 rows[seq] = (state, record, page[at - result_n + 1 : at] if result_n else None)
@@ -138,19 +118,15 @@ def read_rows(path: Path) -> dict[Key, Row]:
         if change is None:
             continue
         state, record, result = change
-        head = _HEAD.unpack_from(record)
-        parts, flags, attempts, max_attempts = head[1], head[4], head[8], head[9]
-        stalls, id_n = head[13], head[14]
-        at = _HEAD.size
-        job_id = record[at : at + id_n].decode() if flags & 1 else _uuid(record, at)
-        token = _uuid(record, at + id_n) if parts & 1 else ""
+        job = read_record(record)
+        job_id = job.id
         value = msgpack.unpackb(data)
         key = key_of(value, job_id)
         assert key not in rows, f"{key} is in the file twice"
         assert job_id not in ids, f"the id {job_id} is in the file twice"
         ids.add(job_id)
         ties = (value.get("u", ""), value.get("kids", 0), "takes" in value)
-        rows[key] = Row(job_id, state, attempts, max_attempts, stalls, token, result, *ties)
+        rows[key] = Row(job_id, state, job.attempts, job.max_attempts, job.stalls, job.token, result, *ties)
     return rows
 
 

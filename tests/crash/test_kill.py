@@ -26,6 +26,7 @@ import pytest
 
 from qclient import JobContext, Queue, Worker
 from qcore.store.sqlite import SqliteStore
+from tests.records import EXPIRES_AT, read_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -199,12 +200,11 @@ def test_cases_c006_active_rows_without_a_live_lease_are_repaired(
         for (seq, record), (hi, until_ms) in zip(
             rows, [(0, 0), (None, now - 31_536_000_000), (None, 4_102_444_800_000)], strict=True
         ):
-            changed = bytearray(record[:-4])
-            changed[0] = 1  # a record without a seal
-            at = 60 + 16
+            job = read_record(record)
+            changed, at = job.plain, len(job.head)
             if hi == 0:
                 changed[at : at + 16] = bytes(16)
-            struct.pack_into("<q", changed, at + 48, until_ms)
+            struct.pack_into("<q", changed, at + EXPIRES_AT, until_ms)
             con.execute("UPDATE jobs SET record = ? WHERE seq = ?", (bytes(changed), seq))
     con.close()
     talk = line(start("--data", str(file)))

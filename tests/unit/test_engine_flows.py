@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -14,6 +15,7 @@ from qcore.engine.engine import Engine
 from qcore.engine.table import EVENT_BITS
 from qcore.errors import FlowError, LeaseError, LimitError, NotFoundError, StateError
 from qcore.store.memory import MemoryStore
+from tests.records import read_record
 
 NOW = 1_700_000_000_000
 LEASE = 60_000
@@ -655,11 +657,11 @@ def test_defect_15_a_job_whose_ties_cannot_be_read_does_not_run(field: str, valu
     machine.save()
     snapshot = machine.store.reopened().load()
     first, (seq, queue, state, record, data, result) = snapshot.jobs
-    at = record.index(msgpack.packb("dependsOn")) - 1  # one byte says how many rare options there are
-    head, extra = b"\x01" + record[1:at], {**msgpack.unpackb(record[at:-4]), field: value}  # without a seal
+    whole = read_record(record)
+    extra = {**msgpack.unpackb(whole.extra), field: value}
     if value is None:
         del extra[field]
-    bad = (seq, queue, state, head + msgpack.packb(extra), data, result)
+    bad = (seq, queue, state, bytes(replace(whole, extra=msgpack.packb(extra)).plain), data, result)
     engine = Engine(bytes(16), tracking=True)
     rows.restore_names(engine, snapshot.names, snapshot.queues)
     rows.restore(engine, first, NOW, 0)
