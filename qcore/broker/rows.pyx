@@ -718,6 +718,7 @@ def restore_journals(Engine engine not None, list entries):
             engine.c_restore_event_row(key, packed)
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
             bad.append(key)
+    engine.count_journals()
     engine.trim_journals()
     return bad
 

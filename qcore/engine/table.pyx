@@ -1126,6 +1126,17 @@ cdef class Table:
         for q in self.queues.values():
             self.c_trim_journal(q)
 
+    def count_journals(self):
+        """After all rows: only events that are there count. O(queues).
+
+        Those of a time without rows are not, nor those in a row that cannot be read.
+        """
+        cdef Queue q
+        for q in self.queues.values():
+            if q.journal is not None and q.n_events > q.journal.n_stored:
+                q.n_events = q.journal.n_stored
+                self.c_mark_counts(q)
+
     cdef int c_restore_event_row(self, object key, object packed) except -1:
         """Bring back a row of a journal; they come in order. One that is not kept any more goes."""
         cdef Queue q

@@ -286,6 +286,24 @@ def test_a_smaller_cap_and_a_journal_that_is_turned_off(clock: ManualClock) -> N
     assert broker.engine.queue("q").n_events == 1, "what is counted stays"
 
 
+def test_a_journal_that_is_turned_on_again_counts_what_is_there(clock: ManualClock) -> None:
+    """Events of a time without rows counted beyond them, and a trim answered with more than it removed."""
+    store = MemoryStore()
+    for life, keep_events in enumerate((False, True, False, True, True)):
+        broker = opened(store, clock, keep_events=keep_events)
+        talk = Talk(broker)
+        talk.good("PUSHB", queue="q", jobs=[{"name": "n", "customId": f"{life}-{n}"} for n in range(3)])
+        flush(broker)
+        found = talk.good("GetEvents", queue="q", limit=100)["data"]
+        assert len(found["events"]) == (0, 3, 0, 3, 6)[life]
+        # Without rows every event counts, with them those that are there.
+        assert found["count"] == (3, 3, 6, 3, 6)[life]
+        broker.engine._check()
+        store = store.reopened()
+    assert talk.good("TrimEvents", queue="q", maxLength=2)["data"]["removed"] == 4
+    assert [event["jobId"] for event in journal(talk)] == ["4-1", "4-2"]
+
+
 def test_pages_by_number(clock: ManualClock) -> None:
     broker = opened(MemoryStore(), clock, max_events=1000)
     talk = Talk(broker)
@@ -346,6 +364,7 @@ def test_an_unreadable_row_is_left_alone(tmp_path: Path, clock: ManualClock, cap
     broker = open_broker(path, mode="server", clock=clock, seed=SEED, keep_events=True)
     assert "row 0 of the journal cannot be read" in caplog.text
     assert len(journal(Talk(broker))) == 1
+    assert broker.engine.queue("q").n_events == 1
     close_broker(broker)
 
 
