@@ -170,6 +170,7 @@ cdef class Broker:
     cdef bint c_commit_wanted(self) noexcept
     cdef int64_t c_retry_ns(self) noexcept
     cdef c_begin_commit(self)
+    cdef int c_take(self) except -1
     cdef bint c_is_staged(self, uint32_t slot, int64_t seq) noexcept
     cdef int c_due(self) except -1
     cdef int64_t c_archive_left_ms(self) except? -2

@@ -20,7 +20,7 @@ from qcore.broker.jobview cimport (
     CAP_CODES, CAP_INT64, CAP_TYPED, VIEW_DELIVERY, VIEW_OUTCOME, VIEW_PAUSED, VIEW_STATE, c_write_job, c_write_payload,
 )
 from qcore.broker.events cimport c_notes, c_write_event, c_write_event_map
-from qcore.broker.rows cimport Encoder, c_take_cut, c_take_rows
+from qcore.broker.rows cimport Encoder, c_take_rows
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_text
 from qcore.engine.job cimport ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_DURABLE, KEPT, PARKED, READY, STAGED, Job, Run
@@ -855,44 +855,58 @@ cdef class Broker:
         return self.retry_at_ns
 
     cdef c_begin_commit(self):
-        """Take the cut: every change so far, and the replies that promise it."""
+        """Take the cut: every change so far, and the replies that promise it.
+
+        After an error nothing is lost: what has left the engine waits for the next try, and so do the replies.
+        """
         cdef Outlet outlet
-        cdef list flight = []
+        cdef list flight, told, holding = [], telling = [], noticed = []
+        cdef dict staged = {}
         self.archive.fence(self.engine.seq, self.engine.ids.last_hi)
         if self.engine.keeps_events:
             self.engine.c_write_journals(self.staged, self.now_ms)
-        if self.encoder is not None:
-            cut = c_take_cut(self.engine, self.encoder, self.now_ms, self.now_ns)
-        else:
-            cut = c_take_rows(self.engine, self.now_ms, self.now_ns)
-        if self.unwritten is not None:
-            # It is out of the engine: where there is no memory to join it to the other it waits here.
-            self.taken.append(cut)
-            cut = self.unwritten
-            for newer in self.taken:
-                cut = cut.merge_under(newer)
-            self.unwritten = None
-            self.taken = []
+        self.c_take()
+        flight = [(outlet, outlet.held.c_copy(), outlet.held_adds.c_copy()) for outlet in self.holding]
+        told = [(outlet, outlet.told.c_copy()) for outlet in self.telling]
+        # From here on nothing fails.
         for outlet in self.holding:
             outlet.holding = False
             outlet.adds_away = outlet.held_adds.n > 0
-            flight.append((outlet, outlet.held.take(), outlet.held_adds.take()))
-        self.holding = []
-        self.flight_told = []
+            outlet.held.c_clear()
+            outlet.held_adds.c_clear()
         for outlet in self.telling:
             outlet.telling = False
-            self.flight_told.append((outlet, outlet.told.take()))
-        self.telling = []
-        self.flight_noticed, self.noticed = self.noticed, []
+            outlet.told.c_clear()
+        self.holding = holding
+        self.telling = telling
+        self.flight_told = told
+        self.flight_noticed, self.noticed = self.noticed, noticed
         self.flight = flight
-        self.flight_staged = self.staged
-        self.staged = {}
-        self.flight_cut = cut
+        self.flight_staged, self.staged = self.staged, staged
+        self.flight_cut, self.unwritten = self.unwritten, None
         self.dirty_since_ns = 0
         self.sync = self.owes_sync
         self.owes_sync = False
         self.committing = True
-        return cut
+        return self.flight_cut
+
+    cdef int c_take(self) except -1:
+        """Join all changes so far to what is not written yet."""
+        # It is out of the engine then: where there is no memory to join it to the other it waits here.
+        self.taken.append(None)
+        try:
+            if self.encoder is not None:
+                self.taken[len(self.taken) - 1] = self.encoder.c_take(self.engine, self.now_ms, self.now_ns)
+            else:
+                self.taken[len(self.taken) - 1] = c_take_rows(self.engine, self.now_ms, self.now_ns)
+        except BaseException:
+            self.taken.pop()
+            raise
+        while self.taken:
+            newer = self.taken[0]
+            self.unwritten = newer if self.unwritten is None else self.unwritten.merge_under(newer)
+            del self.taken[0]       # should it fail: to join it once more changes nothing
+        return 0
 
     def begin_commit(self):
         """Take a cut now if there is anything to write or to answer and none is on its way; else None.
@@ -903,7 +917,7 @@ cdef class Broker:
         try:
             if self.committing or not self.durable:
                 return None
-            if not (self.holding or self.telling or self.noticed or self.unwritten is not None
+            if not (self.holding or self.telling or self.noticed or self.unwritten is not None or self.taken
                     or self.engine.n_changes):
                 return None
             return self.c_begin_commit()
@@ -943,7 +957,10 @@ cdef class Broker:
                 self.degraded = (str(error), getattr(error, "kind", "other"),
                                  self.degraded[2] if self.degraded is not None else self.now_ms)
                 if self.engine.keeps_events:
-                    self.engine.c_undo_journals()
+                    try:
+                        self.engine.c_undo_journals()
+                    except MemoryError:
+                        pass        # the next cut does it
                 for slot, seq in staged.items():
                     # One that was added again meanwhile stays, for the caller of that.
                     if slot not in self.staged and self.c_is_staged(slot, seq):

@@ -14,10 +14,8 @@ cdef class Encoder:
     cdef int c_row(self, Engine engine, Job *job, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_ahead(self, Engine engine, uint32_t most, int64_t now_ms, int64_t now_ns) except -1
     cdef int c_close_piece(self) except -1
-    cdef list c_take(self, Engine engine, int64_t now_ms, int64_t now_ns)
-    cdef int c_begin(self) except -1
+    # The changes since the last call, as a cut with packed rows. After an error everything is as it was.
+    cdef object c_take(self, Engine engine, int64_t now_ms, int64_t now_ns)
 
 # The changes since the last call as (inserts, updates, deletes, names, queues), lists as a cut has them.
 cdef object c_take_rows(Engine engine, int64_t now_ms, int64_t now_ns)
-# The same as a cut with packed rows.
-cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns)

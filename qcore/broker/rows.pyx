@@ -472,13 +472,14 @@ cdef class Encoder:
             self.pieces.append(self.out.take())
         return 0
 
-    cdef list c_take(self, Engine engine, int64_t now_ms, int64_t now_ns):
-        """Encode every changed and deleted job; the rows of the whole cut. It ends with :meth:`c_begin`."""
+    cdef object c_take(self, Engine engine, int64_t now_ms, int64_t now_ns):
+        """Every changed and deleted job, encoded, as a cut. After an error everything is as it was."""
         cdef Writer w = self.out
         cdef uint32_t i, slot
         cdef RowHead head
-        cdef object seq
+        cdef object seq, cut
         cdef Py_ssize_t n = self.n, largest = self.largest, n_pieces
+        cdef list pieces = []
         self.c_close_piece()
         n_pieces = len(self.pieces)
         try:
@@ -496,30 +497,18 @@ cdef class Encoder:
                 w.c_raw(&head, sizeof(RowHead))
                 self.n += 1
             self.c_close_piece()
-            return self.pieces
+            cut = Cut(packed=self.pieces, n_packed=self.n, largest=self.largest, names=engine.new_names,
+                      queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues], side=_side(engine))
+            engine.c_taken()
         except BaseException:
-            # Everything is as it was, for the next try.
             del self.pieces[n_pieces:]
-            w.clear()
+            w.c_clear()
             self.n = n
             self.largest = largest
             raise
-
-    cdef int c_begin(self) except -1:
-        """The rows were taken: begin the next cut."""
-        self.pieces = []
+        self.pieces = pieces
         self.n = self.largest = 0
-        return 0
-
-
-cdef object c_take_cut(Engine engine, Encoder encoder, int64_t now_ms, int64_t now_ns):
-    """The changes since the last cut, as a cut whose rows are packed."""
-    cdef list packed = encoder.c_take(engine, now_ms, now_ns)
-    cut = Cut(packed=packed, n_packed=encoder.n, largest=encoder.largest, names=engine.new_names,
-              queues=[(q.index, _queue_state(<Queue>q)) for q in engine.dirty_queues], side=_side(engine))
-    encoder.c_begin()
-    engine.c_taken()
-    return cut
+        return cut
 
 
 cdef dict _side(Engine engine):

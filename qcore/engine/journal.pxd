@@ -17,6 +17,6 @@ cdef class Journal:
     cdef bint c_write(self, dict side, int64_t key, Py_ssize_t n_events, int64_t now_ms) except -1
     cdef bint c_write_staged(self, dict side, int64_t key) except -1
     cdef bint c_unsure(self) noexcept
-    cdef int64_t c_undo(self) except -2
+    cdef int c_undo(self) except -1
     cdef int c_restore(self, int64_t key, int64_t first, object events, bytes packed) except -1
     cdef list c_trim(self, Py_ssize_t n_events)

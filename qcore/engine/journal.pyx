@@ -105,17 +105,15 @@ cdef class Journal:
         """Whether the row of the staged events of the last cut is still there."""
         return self.unsure is not None and self.newest is self.unsure
 
-    cdef int64_t c_undo(self) except -2:
-        """The commit of the staged events failed: the key of their row, which goes; -1 = there is none."""
+    cdef int c_undo(self) except -1:
+        """The commit of the staged events failed: their row, which is there, goes."""
         cdef tuple row = self.unsure
-        if not self.c_unsure():
-            return -1
         self.unsure = None
         self.rows.pop()
         self.newest = None              # the next row is another one, whatever is left
         self.n_stored -= row[2]
         self.following = row[1]
-        return row[0]
+        return 0
 
     cdef int c_restore(self, int64_t key, int64_t first, object events, bytes packed) except -1:
         """Bring back a row; they come in order.

@@ -818,9 +818,9 @@ cdef class Table:
     cdef int c_mark_counts(self, Queue q) except -1:
         """Let the next cut carry the counts of a queue, once, as they are then."""
         if self.tracking:
-            q.counted = True
-            self.counted.append(q)
             self.side["telemetry", q.index] = partial(_packed_counts, self, q)
+            self.counted.append(q)
+            q.counted = True        # last, for the others may fail
         return 0
 
     cdef int c_open_minute(self, Queue q, Meter meter, int64_t now_ms) except -1:
@@ -1095,13 +1095,16 @@ cdef class Table:
         return 0
 
     cdef int c_undo_journals(self) except -1:
-        """The commit failed: the durable adds in it are not known after all."""
+        """The commit failed: the durable adds in it are not known after all.
+
+        After an error it may be called again, and is by :meth:`c_write_journals`.
+        """
         cdef Queue q
-        cdef int64_t key
         for q in self.noted_cut:
-            key = q.journal.c_undo()
-            if key >= 0:
-                self.c_side("journal", key, None)
+            if q.journal.c_unsure():
+                # First, for it may fail: the row may be in the file, and its numbers are given out again.
+                self.c_side("journal", q.journal.unsure[0], None)
+                q.journal.c_undo()
         self.noted_cut = []
         return 0
 
@@ -1153,36 +1156,45 @@ cdef class Table:
     # --- for the store -------------------------------------------------------------------
 
     cdef int c_taken(self) except -1:
-        """The host has encoded every change: start the next set."""
+        """The host has encoded every change: start the next set. After an error nothing has happened."""
         cdef uint32_t i, slot
         cdef Job *job
+        cdef list deleted = [], names = [], queues = [], counted = [], texts = []
+        cdef dict side = {}
+        cdef Py_ssize_t n = len(self.text_marks) + self.n_marks
+        if n:
+            self.mark_rows.append((self.mark_row, n, self.n_lasting_marks))
+        if self.deleted:
+            try:
+                self.flying.append(self.deleted)
+            except MemoryError:
+                if n:
+                    self.mark_rows.pop()
+                raise
+            self.going = None
+        # From here on nothing fails.
         for i in range(self.n_dirty):
             slot = self.dirty[i]
             if slot:
                 job = self.job_at(slot)
                 job.flags = (job.flags & ~<uint32_t>(F_DIRTY | F_REWRITE | F_WAS_NEEDED)) | F_STORED
         self.n_dirty = self.ahead_at = 0
-        if self.deleted:
-            self.flying.append(self.deleted)
-            self.going = None
-        self.deleted = []       # also an empty one belongs to the cut now
-        self.new_names = []
+        self.deleted = deleted  # also an empty one belongs to the cut now
+        self.new_names = names
         for q in self.dirty_queues:
             (<Queue>q).dirty = False
-        self.dirty_queues = []
-        self.side = {}
+        self.dirty_queues = queues
+        self.side = side
         for q in self.counted:
             (<Queue>q).counted = False
-        self.counted = []
-        if self.n_marks or self.text_marks:
-            n = len(self.text_marks) + self.n_marks
-            self.mark_rows.append((self.mark_row, n, self.n_lasting_marks))
+        self.counted = counted
+        if n:
             self.n_marked += n
             self.n_lasting += self.n_lasting_marks
             self.n_lasting_marks = 0
             self.mark_row += 1
             self.n_marks = 0
-            self.text_marks = []
+            self.text_marks = texts
         return 0
 
     cdef void c_taken_ahead(self, uint32_t at) noexcept:

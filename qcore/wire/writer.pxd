@@ -16,6 +16,8 @@ cdef class Writer:
     cdef Py_ssize_t cap  # bytes allocated
     cdef Py_ssize_t keep  # an emptied buffer larger than this is given back
 
+    cdef bytes c_copy(self)
+    cdef void c_clear(self) noexcept
     cdef int c_grow(self, Py_ssize_t k) except -1
     cdef inline int c_need(self, Py_ssize_t k) except -1:
         # Room for k more bytes.

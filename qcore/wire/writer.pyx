@@ -352,12 +352,18 @@ cdef class Writer:
 
     def take(self):
         """Return what was written and empty the buffer."""
-        cdef bytes out = PyBytes_FromStringAndSize(<char *> self.p, self.n)
-        self.clear()
+        cdef bytes out = self.c_copy()
+        self.c_clear()
         return out
+
+    cdef bytes c_copy(self):
+        return PyBytes_FromStringAndSize(<char *> self.p, self.n)
 
     def clear(self):
         """Empty the buffer; a large one gives its memory back."""
+        self.c_clear()
+
+    cdef void c_clear(self) noexcept:
         cdef unsigned char *p
         self.n = 0
         if self.cap > self.keep:
