@@ -111,8 +111,8 @@ MUTATIONS = (
     Mutation(
         "the older of two cuts wins",
         BROKER + "core.pyx",
-        "cut = cut.merge_under(newer)",
-        "cut = newer.merge_under(cut)",
+        "self.unwritten.merge_under(newer)",
+        "newer.merge_under(self.unwritten)",
     ),
     Mutation(
         "a cut that failed is forgotten",
