@@ -51,6 +51,7 @@ MODULES = [
     "qcore.engine.idle",
     "qcore.engine.queries",
     "qcore.engine.engine",
+    "qcore.broker.record",
     "qcore.broker.rows",
     "qcore.broker.jobview",
     "qcore.broker.events",

@@ -1,4 +1,4 @@
-"""Records of jobs in a data file, decoded a second time from what :mod:`qcore.broker.rows` says of them."""
+"""Records of jobs in a data file, decoded a second time from what :mod:`qcore.broker.record` says of them."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""Jobs as rows: what the store keeps of a record, and the way back.
-
-The record blob is the head, then the id, the delivery, the rare options as one
-MessagePack map, and the seal. To change it: raise ``RECORD_VERSION`` and the version of
-the schema, keep reading the old ones. All numbers are little-endian.
-
-Most numbers of a record are small, or times soon after another one. So they take as many
-bytes as they need, and times are told from each other: a record is rewritten at each step
-of its job, and what it is longer than before makes pages of the file overflow. In versions
-1 and 2 head and delivery were the structs below as they are.
-
-The seal is a checksum over the record with the seq, queue and state of its row; the
-record has checksums of data and result in its notes. SQLite finds damage to its pages,
-not to what lies in them, and a job with a changed bit must not run. Version 1 had none.
-"""
+"""Jobs as rows of a store, and the way back. What a record holds is in :mod:`qcore.broker.record`."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -23,6 +9,11 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MIN, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from qcore.broker.record cimport (
+    FIXED_HEAD_BYTES, FIXED_RUN_BYTES, HAS_EXTRA, HAS_PRIORITY, HAS_RUN, HEAD_CUT, ID_CUT, OTHER_VERSION, READ_WELL,
+    RECORD_PART_MOST, RECORD_VERSION, RUN_CUT, SEAL_BYTES, UNSEALED_VERSION, Record, RecordHead, RecordRun,
+    record_check, record_put_head, record_put_run, record_read, record_seal,
+)
 from qcore.engine.bucket cimport TokenBucket
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse, uuid_text
@@ -37,294 +28,41 @@ from qcore.engine.table cimport MARK_KEPT, MARK_QUEUE_ENDS, Mark
 from qcore.structs.slab cimport slab_alloc
 from qcore.structs.tokens cimport TokenEntry
 from qcore.store.native cimport ROW_DELETE, ROW_INSERT, ROW_UPDATE, RawRow, RowCursor, RowHead, row_of
-from qcore.store.varint cimport unzigzag, varint_get, varint_put, zigzag
 from qcore.wire.scan cimport c_skip, c_utf8
 from qcore.wire.writer cimport Writer
 
-import sys
 import msgpack
 
 from qcore import limits
 from qcore.store.base import Cut
 
-if sys.byteorder != "little":
-    raise ImportError("qcore stores little-endian records and has not been built for this machine")
-
-
 cdef enum:
-    RECORD_VERSION = 3
-    FIXED_VERSION = 2
-    UNSEALED_VERSION = 1
-    SEAL_BYTES = 4
     CHECK_SHIFT = 8         # of a checksum in the notes of a payload; below are the ``BlobNote`` bits
-    HAS_RUN = 1
-    HAS_EXTRA = 2
-    HAS_PRIORITY = 4
-    HEAD_MOST = 96          # bytes of a packed head, or a packed delivery
     READ_ROWS = 1000        # rows that are read again at once, by their numbers
     PIECE_BYTES = 192 * 1024    # of encoded rows that are kept together
 
-cdef packed struct RecordHead:
-    uint8_t version
-    uint8_t parts           # HAS_RUN, HAS_EXTRA, HAS_PRIORITY
-    uint8_t first_state
-    uint8_t reserved
-    uint32_t flags
-    int64_t created_ms
-    int64_t run_ms
-    double priority
-    uint32_t attempts
-    uint32_t max_attempts
-    uint32_t backoff_ms
-    uint32_t name
-    uint32_t data_notes
-    uint32_t stalls
-    uint32_t id_n           # bytes of the id; 16 for a number
-
-cdef packed struct RecordRun:
-    uint64_t token_hi
-    uint64_t token_lo
-    int64_t started_ms
-    int64_t finished_ms
-    int64_t heartbeat_ms
-    int64_t lease_ms
-    int64_t expires_ms      # end of the lease on the wall clock; 0 = no lease
-    int64_t timeout_ms      # likewise, end of the execution bound
-    uint32_t renewals
-    uint32_t result_notes
-
-
 cdef struct Parts:              # one record, gathered before it is written
-    uint8_t[HEAD_MOST] head
-    uint8_t[HEAD_MOST] tail
+    uint8_t[RECORD_PART_MOST] head
+    uint8_t[RECORD_PART_MOST] tail
     Py_ssize_t head_n
     Py_ssize_t tail_n
     const unsigned char *id_p
     Py_ssize_t id_n
     Py_ssize_t n                # bytes in all
 
-cdef struct Record:             # one that was read
-    RecordHead head
-    RecordRun tail              # zeros without a delivery
-    const unsigned char *id_p
-    const unsigned char *extra_p
-    Py_ssize_t extra_n
-
-cdef enum Reading:
-    READ_WELL = 0
-    OTHER_VERSION = 1
-    HEAD_CUT = 2
-    ID_CUT = 3
-    RUN_CUT = 4
-
-
-cdef uint64_t _mix(uint64_t h, const unsigned char *p, Py_ssize_t n) noexcept nogil:
-    """A checksum, not a hash against attackers. Each step is a bijection of the word and of what came before it."""
-    cdef uint64_t word
-    h ^= <uint64_t>n
-    while n > 0:
-        word = 0
-        memcpy(&word, p, 8 if n >= 8 else n)
-        h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        h ^= h >> 29
-        p += 8
-        n -= 8
-    return h
-
-
-cdef uint32_t _check_of(const unsigned char *p, Py_ssize_t n) noexcept nogil:
-    """24 bits, never 0."""
-    cdef uint64_t h = _mix(0, p, n)
-    h = (h ^ (h >> 32)) & 0xFFFFFF
-    return <uint32_t>h if h else 1
-
-
-cdef uint32_t _seal_of(int64_t seq, uint32_t queue, uint32_t state, const char *p, Py_ssize_t n) noexcept nogil:
-    cdef uint64_t[2] place
-    place[0] = <uint64_t>seq
-    place[1] = <uint64_t>queue << 32 | state
-    cdef uint64_t h = _mix(_mix(0, <const unsigned char *>place, sizeof(place)), <const unsigned char *>p, n)
-    return <uint32_t>(h ^ (h >> 32))
-
 
 cdef uint32_t _notes_of(Blob *blob) noexcept:
     """The notes of a payload with its checksum, which is computed once."""
     if not blob.notes >> CHECK_SHIFT:
-        blob.notes |= _check_of(blob_bytes(blob), blob.size) << CHECK_SHIFT
+        blob.notes |= record_check(blob_bytes(blob), blob.size) << CHECK_SHIFT
     return blob.notes
 
 
 cdef int _check_value(const uint8_t *p, Py_ssize_t n, uint32_t notes, str what) except -1:
     """Hold a payload as it was read against the notes of a sealed record."""
-    if (_check_of(p, n) if n >= 0 else 0) != notes >> CHECK_SHIFT:
+    if (record_check(p, n) if n >= 0 else 0) != notes >> CHECK_SHIFT:
         raise BadRow(f"the {what} is not what was written")
     return 0
-
-
-cdef inline Py_ssize_t _put_since(uint8_t *p, Py_ssize_t at, int64_t value, int64_t since) noexcept nogil:
-    return varint_put(p, at, zigzag(<int64_t>(<uint64_t>value - <uint64_t>since)))
-
-
-cdef inline Py_ssize_t _get_since(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, int64_t *value,
-                                  int64_t since) noexcept nogil:
-    cdef uint64_t n = 0
-    at = varint_get(p, at, end, &n)
-    value[0] = <int64_t>(<uint64_t>since + <uint64_t>unzigzag(n))
-    return at
-
-
-cdef inline Py_ssize_t _get_small(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, uint32_t *value) noexcept nogil:
-    cdef uint64_t n = 0
-    at = varint_get(p, at, end, &n)
-    value[0] = <uint32_t>n
-    return at
-
-
-cdef Py_ssize_t _put_head(const RecordHead *head, uint8_t *p) noexcept nogil:
-    cdef Py_ssize_t at = 3
-    p[0] = head.version
-    p[1] = head.parts
-    p[2] = head.first_state
-    at = varint_put(p, at, head.flags)
-    at = _put_since(p, at, head.created_ms, 0)
-    at = _put_since(p, at, head.run_ms, head.created_ms)
-    if head.parts & HAS_PRIORITY:
-        memcpy(p + at, &head.priority, 8)
-        at += 8
-    at = varint_put(p, at, head.attempts)
-    at = varint_put(p, at, head.max_attempts)
-    at = varint_put(p, at, head.backoff_ms)
-    at = varint_put(p, at, head.name)
-    memcpy(p + at, &head.data_notes, 4)     # a checksum: it would only grow
-    at = varint_put(p, at + 4, head.stalls)
-    return varint_put(p, at, head.id_n)
-
-
-cdef Py_ssize_t _get_head(const uint8_t *p, Py_ssize_t n, RecordHead *head) noexcept nogil:
-    """Read a packed head of at most ``n`` bytes; where it ends, or -1."""
-    cdef Py_ssize_t at = 3
-    if n < at:
-        return -1
-    head.version = p[0]
-    head.parts = p[1]
-    head.first_state = p[2]
-    if (at := _get_small(p, at, n, &head.flags)) < 0 \
-            or (at := _get_since(p, at, n, &head.created_ms, 0)) < 0 \
-            or (at := _get_since(p, at, n, &head.run_ms, head.created_ms)) < 0:
-        return -1
-    if head.parts & HAS_PRIORITY:
-        if n - at < 8:
-            return -1
-        memcpy(&head.priority, p + at, 8)
-        at += 8
-    if (at := _get_small(p, at, n, &head.attempts)) < 0 \
-            or (at := _get_small(p, at, n, &head.max_attempts)) < 0 \
-            or (at := _get_small(p, at, n, &head.backoff_ms)) < 0 \
-            or (at := _get_small(p, at, n, &head.name)) < 0 \
-            or n - at < 4:
-        return -1
-    memcpy(&head.data_notes, p + at, 4)
-    if (at := _get_small(p, at + 4, n, &head.stalls)) < 0:
-        return -1
-    return _get_small(p, at, n, &head.id_n)
-
-
-cdef Py_ssize_t _put_run(const RecordRun *tail, int64_t created_ms, uint8_t *p) noexcept nogil:
-    """Most of the times are zero, at one step or the other: a bit tells which are there."""
-    cdef Py_ssize_t at = 17
-    cdef int64_t lease_end_ms = <int64_t>(<uint64_t>tail.heartbeat_ms + <uint64_t>tail.lease_ms)
-    memcpy(p, &tail.token_hi, 16)
-    p[16] = 0
-    if tail.started_ms:
-        p[16] |= 1
-        at = _put_since(p, at, tail.started_ms, created_ms)
-    if tail.finished_ms:
-        p[16] |= 2
-        at = _put_since(p, at, tail.finished_ms, tail.started_ms)
-    if tail.heartbeat_ms:
-        p[16] |= 4
-        at = _put_since(p, at, tail.heartbeat_ms, tail.started_ms)
-    if tail.lease_ms:
-        p[16] |= 8
-        at = _put_since(p, at, tail.lease_ms, 0)
-    if tail.expires_ms:
-        p[16] |= 16
-        at = _put_since(p, at, tail.expires_ms, lease_end_ms)
-    if tail.timeout_ms:
-        p[16] |= 32
-        at = _put_since(p, at, tail.timeout_ms, tail.started_ms)
-    if tail.renewals:
-        p[16] |= 64
-        at = varint_put(p, at, tail.renewals)
-    if tail.result_notes:
-        p[16] |= 128
-        memcpy(p + at, &tail.result_notes, 4)
-        at += 4
-    return at
-
-
-cdef Py_ssize_t _get_run(const uint8_t *p, Py_ssize_t n, int64_t created_ms, RecordRun *tail) noexcept nogil:
-    """Read a packed delivery of at most ``n`` bytes into zeros; where it ends, or -1."""
-    cdef Py_ssize_t at = 17
-    if n < at:
-        return -1
-    memcpy(&tail.token_hi, p, 16)
-    if p[16] & 1 and (at := _get_since(p, at, n, &tail.started_ms, created_ms)) < 0 \
-            or p[16] & 2 and (at := _get_since(p, at, n, &tail.finished_ms, tail.started_ms)) < 0 \
-            or p[16] & 4 and (at := _get_since(p, at, n, &tail.heartbeat_ms, tail.started_ms)) < 0 \
-            or p[16] & 8 and (at := _get_since(p, at, n, &tail.lease_ms, 0)) < 0:
-        return -1
-    cdef int64_t lease_end_ms = <int64_t>(<uint64_t>tail.heartbeat_ms + <uint64_t>tail.lease_ms)
-    if p[16] & 16 and (at := _get_since(p, at, n, &tail.expires_ms, lease_end_ms)) < 0 \
-            or p[16] & 32 and (at := _get_since(p, at, n, &tail.timeout_ms, tail.started_ms)) < 0 \
-            or p[16] & 64 and (at := _get_small(p, at, n, &tail.renewals)) < 0:
-        return -1
-    if p[16] & 128:
-        if n - at < 4:
-            return -1
-        memcpy(&tail.result_notes, p + at, 4)
-        at += 4
-    return at
-
-
-cdef int c_read(const unsigned char *p, Py_ssize_t n, Record *record) noexcept nogil:
-    """Find the parts of a record, of any version; whether it is as it was written is not looked at."""
-    cdef RecordHead *head = &record.head
-    cdef Py_ssize_t at = sizeof(RecordHead), used
-    memset(record, 0, sizeof(Record))
-    if n < 1:
-        return HEAD_CUT
-    head.version = p[0]
-    if head.version == RECORD_VERSION:
-        n -= SEAL_BYTES
-        at = _get_head(p, n, head)
-        if at < 0:
-            return HEAD_CUT
-    elif head.version == FIXED_VERSION or head.version == UNSEALED_VERSION:
-        n -= SEAL_BYTES if head.version == FIXED_VERSION else 0
-        if n < at:
-            return HEAD_CUT
-        memcpy(head, p, sizeof(RecordHead))
-    else:
-        return OTHER_VERSION
-    if (not head.flags & F_TEXT_ID and head.id_n != 16) or n - at < <Py_ssize_t>head.id_n:
-        return ID_CUT
-    record.id_p = p + at
-    at += head.id_n
-    if head.parts & HAS_RUN:
-        if head.version == RECORD_VERSION:
-            used = _get_run(p + at, n - at, head.created_ms, &record.tail)
-            if used < 0:
-                return RUN_CUT
-            at += used
-        else:
-            if n - at < <Py_ssize_t>sizeof(RecordRun):
-                return RUN_CUT
-            memcpy(&record.tail, p + at, sizeof(RecordRun))
-            at += sizeof(RecordRun)
-    record.extra_p = p + at
-    record.extra_n = n - at
-    return READ_WELL
 
 
 cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Parts *parts):
@@ -370,11 +108,11 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
         tail.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
         tail.renewals = run.renewals
         tail.result_notes = _notes_of(run.result) if run.result != NULL else 0
-        parts.tail_n = _put_run(&tail, job.created_ms, parts.tail)
+        parts.tail_n = record_put_run(&tail, job.created_ms, parts.tail)
     if job.extra != NULL:
         extra = msgpack.packb(<dict>job.extra)
         head.parts |= HAS_EXTRA
-    parts.head_n = _put_head(&head, parts.head)
+    parts.head_n = record_put_head(&head, parts.head)
     parts.n = parts.head_n + parts.id_n + parts.tail_n + SEAL_BYTES
     if extra is not None:
         parts.n += PyBytes_GET_SIZE(extra)
@@ -394,7 +132,7 @@ cdef void _write(Parts *parts, bytes extra, char *p, int64_t seq, uint32_t queue
     if extra is not None:
         memcpy(p, PyBytes_AS_STRING(extra), PyBytes_GET_SIZE(extra))
         p += PyBytes_GET_SIZE(extra)
-    seal = _seal_of(seq, queue, state, start, p - start)
+    seal = record_seal(seq, queue, state, start, p - start)
     memcpy(p, &seal, SEAL_BYTES)
 
 
@@ -771,7 +509,7 @@ cdef bint _is_sealed(const RawRow *row) noexcept nogil:
     if n < 1 or row.queue >> 32 or row.state >> 32:     # not of 32 bits
         return False
     memcpy(&seal, row.record + n, SEAL_BYTES)
-    return seal == _seal_of(row.seq, <uint32_t>row.queue, <uint32_t>row.state, <const char *>row.record, n)
+    return seal == record_seal(row.seq, <uint32_t>row.queue, <uint32_t>row.state, <const char *>row.record, n)
 
 
 def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
@@ -799,7 +537,7 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     head.flags = F_TEXT_ID | F_CUSTOM_ID
     if isinstance(record, bytes):
         _raw((seq, queue, state, record, None, None), &raw)
-        if c_read(raw.record, raw.record_n, &found) == READ_WELL and found.head.version != UNSEALED_VERSION \
+        if record_read(raw.record, raw.record_n, &found) == READ_WELL and found.head.version != UNSEALED_VERSION \
                 and _is_sealed(&raw) and not _find(engine, &found):
             head = found.head
             job_id = PyBytes_FromStringAndSize(<const char *>found.id_p, head.id_n)
@@ -824,8 +562,8 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
                             "data": data, "result": result})
     c_restore(engine, (
         seq, q.index, FAILED,
-        PyBytes_FromStringAndSize(<char *>&head, sizeof(head)) + job_id
-        + PyBytes_FromStringAndSize(<char *>&tail, sizeof(tail)) + extra,
+        PyBytes_FromStringAndSize(<char *>&head, FIXED_HEAD_BYTES) + job_id
+        + PyBytes_FromStringAndSize(<char *>&tail, FIXED_RUN_BYTES) + extra,
         packed, None), now_ms, 0, False)
     text = _text_of(job_id, head.flags)
     slot = engine.c_slot(text)
@@ -859,12 +597,13 @@ cdef int c_restore(Engine engine, object row, int64_t now_ms, int64_t now_ns, bi
     cdef RawRow raw
     cdef Record record
     _raw(row, &raw)
-    return c_restore_raw(engine, &raw, c_read(raw.record, raw.record_n, &record), &record, now_ms, now_ns, guest, False)
+    cdef int found = record_read(raw.record, raw.record_n, &record)
+    return c_restore_raw(engine, &raw, found, &record, now_ms, now_ns, guest, False)
 
 
 cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record *record, int64_t now_ms,
                        int64_t now_ns, bint guest, bint unlined) except -1:
-    """The same of a row in memory, with what :func:`c_read` found in it.
+    """The same of a row in memory, with what ``record_read`` found in it.
 
     Left ``unlined``, ready jobs get their place by ``c_line_up``, after all others.
     """
@@ -1055,12 +794,15 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record
 
 # --- the archive -------------------------------------------------------------------------------
 
+cdef bint _read(object column, Record *record) noexcept:
+    """Read the record in a column; False: it is cut off, or no record."""
+    if not isinstance(column, bytes):
+        return False
+    return record_read(<const unsigned char *>PyBytes_AS_STRING(column), PyBytes_GET_SIZE(column), record) == READ_WELL
+
+
 cdef bint _read_finished(object column, Record *record) noexcept:
-    """Read the record of a finished job; False: it is cut off, or of another kind."""
-    return (isinstance(column, bytes)
-            and c_read(<const unsigned char *>PyBytes_AS_STRING(<bytes>column), PyBytes_GET_SIZE(<bytes>column),
-                       record) == READ_WELL
-            and record.head.parts & HAS_RUN != 0)
+    return _read(column, record) and record.head.parts & HAS_RUN != 0
 
 
 cdef object _extra_of(const Record *record):
@@ -1118,11 +860,8 @@ def id_of(row):
 def own_id_of(row):
     """The upper half of the id of a row, if it is one of ours; else None."""
     cdef Record record
-    cdef object column = row[3]
     cdef uint64_t hi
-    if not isinstance(column, bytes) or c_read(<const unsigned char *>PyBytes_AS_STRING(<bytes>column),
-                                               PyBytes_GET_SIZE(<bytes>column), &record) != READ_WELL \
-            or record.head.flags & (F_CUSTOM_ID | F_TEXT_ID):
+    if not _read(row[3], &record) or record.head.flags & (F_CUSTOM_ID | F_TEXT_ID):
         return None
     memcpy(&hi, record.id_p, 8)
     return hi
@@ -1322,7 +1061,7 @@ cdef class Loader:
 
     cdef int c_load(self, const RawRow *raw, bint sift) except -1:
         cdef Record record
-        cdef int found = c_read(raw.record, raw.record_n, &record)
+        cdef int found = record_read(raw.record, raw.record_n, &record)
         if sift and found == READ_WELL and self.c_holds(raw, &record):
             return 0
         try:

@@ -1,7 +1,7 @@
 """What must be true of a data file after a crash, given what its clients were told.
 
 The file is read without engine and store: its rows and its log of changes are decoded
-here a second time, from the descriptions in :mod:`qcore.broker.rows` (see :mod:`tests.records`)
+here a second time, from the descriptions in :mod:`qcore.broker.record` (see :mod:`tests.records`)
 and :mod:`qcore.store.changelog`.
 """
 
