@@ -68,7 +68,7 @@ cdef class Session(Outlet):
     cdef int c_complete(self, uint32_t slot, Blob *result) except -1
     cdef int c_write_id(self, Writer w, uint32_t slot) except -1
     cdef int c_write_req_id(self, Writer w, const unsigned char *p, Piece *req) except -1
-    cdef object c_add_all(self, Queue q, list admissions, bint durable, object resent_since_ms)
+    cdef object c_add_all(self, str queue, list admissions, bint durable, object resent_since_ms)
     cdef int c_room(self, Py_ssize_t count) except -2
     cdef int c_demand_room(self, str queue, list admissions) except -1
     cdef int c_pull_from(self, Queue q, Py_ssize_t count, int64_t lease_ms, uint32_t owner,

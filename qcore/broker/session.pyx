@@ -380,7 +380,6 @@ cdef class Session(Outlet):
         Without ``queue`` each names its own. ``staged``: nothing of them counts before its commit.
         """
         cdef Engine engine = self.broker.engine
-        cdef Queue q = engine.c_queue(queue) if queue is not None else None
         cdef bint durable = staged or any([options["durable"] for options in admissions])
         cdef bint several = len(admissions) > 1
         cdef set unmade = set()
@@ -398,12 +397,13 @@ cdef class Session(Outlet):
         if engine.needed or any([options["linked"] for options in admissions]):
             engine.begin_batch([options["job_id"] for options in admissions if options["job_id"] not in unmade])
         try:
-            return self.c_add_all(q, admissions, durable, resent_since_ms)
+            return self.c_add_all(queue, admissions, durable, resent_since_ms)
         finally:
             engine.batch.clear()
 
-    cdef object c_add_all(self, Queue q, list admissions, bint durable, object resent_since_ms):
+    cdef object c_add_all(self, str queue, list admissions, bint durable, object resent_since_ms):
         cdef Engine engine = self.broker.engine
+        cdef Queue q
         cdef Spec spec
         cdef Piece piece
         cdef str how = "plain"
@@ -412,8 +412,6 @@ cdef class Session(Outlet):
         cdef object data, job_id, extra, name
         cdef bytes packed
         for options in admissions:
-            if "queue" in options:
-                q = engine.c_queue(options["queue"])
             self.c_plain_spec(&spec)
             memset(&piece, 0, sizeof(Piece))
             name = options["name"]
@@ -429,6 +427,7 @@ cdef class Session(Outlet):
                 continue
             if job_id is not None:
                 spec.id_text = PyUnicode_AsUTF8AndSize(job_id, &spec.id_n)
+            q = engine.c_queue_for(options.get("queue", queue), spec.id_text, spec.id_n)
             spec.priority = options["priority"]
             if options["created_ms"] is not None:
                 spec.created_ms = options["created_ms"]
@@ -670,9 +669,10 @@ cdef class Session(Outlet):
         if spec.id_text != NULL and (self.broker.engine.needed
                                      or self.broker.engine.c_may_be_far(spec.id_text, spec.id_n)):
             return DECLINED                 # its ties are to be judged, or an earlier job with its id
-        q = self.c_queue_at(p, &queue, True)
+        q = self.c_queue_at(p, &queue, spec.id_text == NULL)
         if q is None:
-            return DECLINED
+            return DECLINED                 # or it would be made for a job that may not be added
+        q.used = True
         w = self.c_admit(q, p, &spec, &data, delay, None, (spec.flags & F_DURABLE) != 0)
         start = w.c_open()
         w.c_map(2 + (req.start != 0))
@@ -777,9 +777,10 @@ cdef class Session(Outlet):
             return DECLINED
         if self.broker.degraded is not None:
             return DECLINED
-        q = self.c_queue_at(p, &queue, True)
+        q = self.c_queue_at(p, &queue, False)
         if q is None:
-            return DECLINED
+            return DECLINED                 # it is made with its first job
+        q.used = q.used or count > 0
         for i in range(count):
             durable = durable or (self.specs[i].flags & F_DURABLE) != 0
             if self.specs[i].id_text != NULL and (

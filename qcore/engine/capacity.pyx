@@ -39,7 +39,10 @@ cdef class Capacity(Keys):
 
     def set_concurrency(self, str queue not None, object limit):
         """Let at most ``limit`` jobs of a queue be active, None any number. Those that are active count."""
-        cdef Queue q = self.c_queue(queue)
+        cdef Queue q
+        if limit is None and queue not in self.queues:
+            return
+        q = self.c_queue(queue)
         q.concurrency = -1 if limit is None else min(max(0, int(limit)), 2**53)
         q.limited = q.concurrency >= 0 or q.rate is not None
         self.c_mark_queue(q)
@@ -54,9 +57,12 @@ cdef class Capacity(Keys):
         0 starts none. Tokens that were spent under an earlier limit stay spent. With ``ttl_ms``
         the limit is gone after that time.
         """
-        cdef Queue q = self.c_queue(queue)
+        cdef Queue q
         cdef int64_t most, span_ms
         cdef double used = 0
+        if limit is None and queue not in self.queues:
+            return
+        q = self.c_queue(queue)
         if limit is None:
             if q.rate is not None:
                 self.c_end_rate(q)

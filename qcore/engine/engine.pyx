@@ -122,7 +122,7 @@ cdef class Engine(Queries):
                       | (F_REMOVE_ON_FAIL if remove_on_fail else 0) | (F_LINKED if linked else 0)
                       | (F_GROUPED if extra is not None and "groupId" in extra else 0))
         try:
-            slot = self.c_add(self.c_queue(queue), &spec, extra, now_ms, False, &how)
+            slot = self.c_add(self.c_queue_for(queue, spec.id_text, spec.id_n), &spec, extra, now_ms, False, &how)
         finally:
             blob_free(spec.data)
         return self.c_id(self.job_at(slot)) if slot else self.kept_by
@@ -610,7 +610,8 @@ cdef class Engine(Queries):
 
         What holds for dead letters is fixed when they become that, but for their number.
         """
-        self.c_configure(self.c_queue(queue), dead or {}, stalls or {})
+        if dead or stalls:
+            self.c_configure(self.c_queue(queue), dead or {}, stalls or {})
 
     def remove_job_key(self, str job_id not None):
         """Take its unique key from a job; False when it does not hold one."""
@@ -676,9 +677,12 @@ cdef class Engine(Queries):
         return None if left < 0 else left
 
     def pause(self, str queue not None, bint paused=True, *, int64_t now_ms=0):
-        """Pause or resume a queue; told each time, also when it changes nothing."""
-        cdef Queue q = self.c_queue(queue)
+        """Pause or resume a queue; told each time, also when it changes nothing. Resuming makes none."""
+        cdef Queue q
         cdef int kind = EV_PAUSED if paused else EV_RESUMED
+        if not paused and queue not in self.queues:
+            return
+        q = self.c_queue(queue)
         q.paused = paused
         self.c_mark_queue(q)
         if self.c_event(q, kind):

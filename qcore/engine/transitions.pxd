@@ -56,6 +56,8 @@ cdef class Transitions(Capacity):
     cdef int c_follow_completed(self, uint32_t slot, int64_t now_ms) except -1
     cdef int c_follow_failed(self, uint32_t slot, str error, int64_t now_ms) except -1
     cdef int c_put_off(self, DelayHeap heap, uint32_t item, int64_t until, object error) except -1
+    cdef bint c_is_taken(self, uint32_t slot, const char *text, Py_ssize_t n) except -1
+    cdef Queue c_queue_for(self, str queue, const char *text, Py_ssize_t n)
     cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0
     cdef uint32_t c_duplicate(self, Queue q, int verdict, uint32_t holder, dict extra, int64_t now_ms,
                               int *how) except? 0

@@ -63,6 +63,22 @@ cdef class Transitions(Capacity):
 
     # --- admission -----------------------------------------------------------------
 
+    cdef bint c_is_taken(self, uint32_t slot, const char *text, Py_ssize_t n) except -1:
+        """Whether an add under the id of this job adds nothing."""
+        cdef Job *job = self.job_at(slot)
+        return ((job.state != COMPLETED and job.state != FAILED and job.state != KEPT)
+                or (job.flags & F_NEEDED and job.state != FAILED
+                    and PyUnicode_DecodeUTF8(text, n, NULL) not in self.batch))
+
+    cdef Queue c_queue_for(self, str queue, const char *text, Py_ssize_t n):
+        """The queue of an add under this id (NULL: none), which makes it; an add that adds nothing makes none."""
+        cdef uint32_t slot
+        if text != NULL and queue not in self.queues:
+            slot = self.c_find(text, n)
+            if slot and self.c_is_taken(slot, text, n):
+                return self.c_queue_of(self.job_at(slot))   # where nothing happens either
+        return self.c_queue(queue)
+
     cdef uint32_t c_add(self, Queue q, Spec *spec, object extra, int64_t now_ms, bint staged, int *how) except? 0:
         """Admit one job; the slot of the new or the existing job, 0 for ``THROTTLED``.
 
@@ -85,10 +101,7 @@ cdef class Transitions(Capacity):
         if spec.id_text != NULL:
             slot = self.c_find(spec.id_text, spec.id_n)
             if slot:
-                job = self.job_at(slot)
-                if ((job.state != COMPLETED and job.state != FAILED and job.state != KEPT)
-                        or (job.flags & F_NEEDED and job.state != FAILED
-                            and PyUnicode_DecodeUTF8(spec.id_text, spec.id_n, NULL) not in self.batch)):
+                if self.c_is_taken(slot, spec.id_text, spec.id_n):
                     how[0] = EXISTING
                     blob_free(spec.data)
                     spec.data = NULL

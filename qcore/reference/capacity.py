@@ -145,8 +145,8 @@ class Capacity:
         """The limits of a queue; of one that is not there, what holds without any."""
         raise NotImplementedError
 
-    def limits_used(self, queue: str) -> Limits:
-        """The same to be changed: the queue is made if it is not there, and counts as used."""
+    def limits_used(self, queue: str, *, make: bool = True) -> Limits:
+        """The same to be changed: the queue counts as used, and with ``make`` is made if it is not there."""
         raise NotImplementedError
 
     def _of(self, queue: str, *states: str) -> list[Job]:
@@ -161,7 +161,7 @@ class Capacity:
         return limits.rate
 
     def set_concurrency(self, queue: str, limit: int | None) -> None:
-        self.limits_used(queue).concurrency = limit
+        self.limits_used(queue, make=limit is not None).concurrency = limit
 
     def set_rate(
         self,
@@ -173,7 +173,7 @@ class Capacity:
         duration_ms: int = 1000,
         ttl_ms: int = 0,
     ) -> None:
-        limits = self.limits_used(queue)
+        limits = self.limits_used(queue, make=limit is not None)
         before = self._rate(queue, now_ns)
         if limit is None:
             limits.rate = None

@@ -300,6 +300,12 @@ class Engine(Keys, Capacity):
         self.queues[name].used = True
         return self.queues[name]
 
+    def touch(self, name: str, job_id: str) -> str:
+        """The queue is used by an add that adds nothing, which makes none; the id that this comes to."""
+        if name in self.queues:
+            self.queues[name].used = True
+        return job_id
+
     def forget_idle(self, now_ns: int, busy: Collection[str] = ()) -> list[str]:
         """Forget the queues that nothing is left of and that were not used for ten minutes; which.
 
@@ -342,8 +348,8 @@ class Engine(Keys, Capacity):
     def limits(self, queue: str) -> Limits:
         return self.queues[queue].limits if queue in self.queues else Limits()
 
-    def limits_used(self, queue: str) -> Limits:
-        return self.use(queue).limits
+    def limits_used(self, queue: str, *, make: bool = True) -> Limits:
+        return self.use(queue).limits if make or queue in self.queues else Limits()
 
     def _emit(self, kind: str, job: Job, now_ms: int, data: object = None) -> None:
         self._tell(kind, job.queue, job.id, now_ms, data)
@@ -391,11 +397,11 @@ class Engine(Keys, Capacity):
         stall_ms: int | None = None,
     ) -> str:
         """Admit a job, unless a live one holds its id; the id either way."""
-        q = self.use(queue)
         if job_id is not None:
             holder = self.jobs.get(job_id)
             if holder is not None and holder.state not in ("completed", "failed"):
-                return job_id
+                return self.touch(queue, job_id)
+        q = self.use(queue)
         if key is not None:
             held_by = self._make_way(queue, key, now_ms)
             if held_by is not None:
@@ -981,6 +987,8 @@ class Engine(Keys, Capacity):
     def configure(
         self, queue: str, *, dead: dict[str, Any] | None = None, stalls: dict[str, Any] | None = None
     ) -> None:
+        if not dead and not stalls:
+            return
         q = self.use(queue)
         q.dead = q.dead | (dead or {})
         q.stalls = q.stalls | (stalls or {})
@@ -1035,6 +1043,8 @@ class Engine(Keys, Capacity):
         return n
 
     def pause(self, queue: str, paused: bool = True, *, now_ms: int = 0) -> None:
+        if not paused and queue not in self.queues:
+            return
         self.use(queue).paused = paused
         self._tell("paused" if paused else "resumed", queue, "", now_ms, None)
 

@@ -142,13 +142,11 @@ class FlowEngine(Engine):
             if holder is not None:
                 if self._is_there(parent) and holder.ties.parent != parent:
                     raise FlowError(f"Job {job_id} exists already and is not a child of {parent}")
-                self.use(queue)
-                return job_id
+                return self.touch(queue, job_id)
             if self.is_waited_for(job_id):
                 holder = self.jobs.get(job_id) or self.held.get(job_id)
                 if holder is not None and parent is not None and holder.ties.parent == parent:
-                    self.use(queue)
-                    return job_id
+                    return self.touch(queue, job_id)
                 raise FlowError(f"Custom ID {job_id} still has unresolved dependency consumers")
         deps = list(dict.fromkeys(depends_on))
         for other in deps:

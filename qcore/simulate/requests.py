@@ -111,7 +111,7 @@ def _add(model: Model, queue: str, options: Mapping[str, Any], tag: str, durable
     plain = model.plain
     custom = options.get("customId", options.get("jobId"))
     if custom in model.staged:
-        plain.use(queue)
+        plain.touch(queue, custom)
         model.gathering[custom] = None
         model.tags[tag] = custom
         return custom, "staged"
@@ -230,7 +230,6 @@ def _pushb(model: Model, key: Key, request: Request) -> None:
             text = f"Custom ID {options['customId']} still has unresolved dependency consumers"
             raise Refused(f"jobs[{index}]: {text}")
     durable = any(options.get("durable") for options in jobs)
-    model.plain.use(request["queue"])
     added = [
         _add(model, request["queue"], options, _tag(request, index), durable)
         for index, options in enumerate(jobs)

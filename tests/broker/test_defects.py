@@ -567,6 +567,48 @@ def test_invariant_07_a_refused_command_has_no_effect(life: Life) -> None:
     engine._check()
 
 
+def test_invariant_07_what_does_nothing_makes_no_queue(life: Life) -> None:
+    talk = life.talk
+    talk.good("PUSH", queue="q", jobId="a")
+    talk.good("PUSH", queue="q", jobId="b", durable=True)
+    flush(life.broker)
+    for cmd, fields in (
+        ("PUSH", {"jobId": "a"}),
+        ("PUSH", {"jobId": "a", "tags": ["x"]}),
+        ("PUSH", {"jobId": "b", "durable": True}),
+        ("PUSHB", {"jobs": []}),
+        ("PUSHB", {"jobs": [{"name": "n", "customId": "a"}, {"name": "n", "customId": "b"}]}),
+        ("Resume", {}),
+        ("RateLimitClear", {}),
+        ("ClearConcurrency", {}),
+        ("ResumeGroup", {"groupId": "g"}),
+        ("SetDlqConfig", {"config": {}}),
+        ("SetStallConfig", {"config": {}}),
+        ("TrimEvents", {"maxLength": 0}),
+        ("Drain", {}),
+        ("Obliterate", {}),
+        ("Clean", {"grace": 0}),
+        ("RetryDlq", {}),
+        ("PurgeDlq", {}),
+        ("RetryCompleted", {}),
+        ("PULL", {"timeout": 0}),
+    ):
+        talk.good(cmd, queue="ghost", name="n", **fields) if cmd == "PUSH" else talk.good(
+            cmd, queue="ghost", **fields
+        )
+        assert talk.good("ListQueues")["queues"] == ["q"], cmd
+        assert life.broker.engine.n_changes == 0, cmd
+    group = {"queue": "ghost", "name": "n", "groupId": "g", "groupMaxSize": 1}
+    talk.good("PUSHB", queue="other", jobs=[{"name": "n", "groupId": "g"}])
+    assert talk.refused("PUSHB", queue="ghost", jobs=[{**group, "queue": "x"}] * 2)
+    assert talk.good("ListQueues")["queues"] == ["other", "q"]
+    # A batch that adds something does make its queue.
+    jobs = [{"name": "n", "customId": "a"}, {"name": "n", "customId": "c"}]
+    assert talk.good("PUSHB", queue="new", jobs=jobs)["ids"] == ["a", "c"]
+    assert talk.good("ListQueues")["queues"] == ["new", "other", "q"]
+    life.broker.engine._check()
+
+
 def test_invariant_38_recovery_twice_is_recovery_once(life: Life, clock: ManualClock) -> None:
     talk = life.talk
     talk.good(

@@ -506,6 +506,7 @@ def test_a_look_is_taken_in_steps(clock: ManualClock) -> None:
     talk = Talk(broker)
     n = 3 * QUEUE_LOOK_STEPS
     for i in range(n):
+        broker.engine.pause(f"q{i}")
         broker.engine.pause(f"q{i}", False)
     assert turns(broker) == 1
     clock.advance(QUEUE_LOOK_MS)
@@ -522,8 +523,30 @@ def test_a_look_is_taken_in_steps(clock: ManualClock) -> None:
     broker.engine._check()
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        ("PUSH", {"name": "n", "jobId": "a", "removeOnComplete": True}),
+        ("PUSH", {"name": "n", "jobId": "a", "removeOnComplete": True, "tags": ["t"]}),
+        ("PUSHB", {"jobs": [{"name": "n", "customId": "a", "removeOnComplete": True}]}),
+    ],
+)
+def test_every_add_counts_as_a_use(clock: ManualClock, add: tuple[str, dict[str, Any]]) -> None:
+    broker = open_broker(clock=clock, seed=bytes(16))
+    talk = Talk(broker)
+    run(talk, "q")
+    for _ in range(6):
+        turns(broker)
+        clock.advance(QUEUE_LOOK_MS)
+        talk.good(add[0], queue="q", **add[1])
+        talk.good("ACK", id="a", token=talk.good("PULL", queue="q", owner="w")["token"])
+    turns(broker)
+    assert names(talk) == ["q"]
+
+
 def test_a_walk_through_the_archive_keeps_its_queue(clock: ManualClock) -> None:
     broker = open_broker(clock=clock, seed=bytes(16))
+    broker.engine.pause("q")
     broker.engine.pause("q", False)
     broker.engine.holds += 1
     for _ in range(6):
