@@ -58,7 +58,10 @@ def plant(mutation: Mutation, into: Path) -> None:
 
 
 def look(into: Path, first: int, seeds: int, steps: int) -> list[str] | None:
-    """Seed, step and error of the first history that fails there; None if all end well."""
+    """Seed, step and error of the first history that fails there; None if all end well.
+
+    What keeps the simulator from running is no find.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROBE, str(first), str(seeds), str(steps)],
@@ -70,8 +73,10 @@ def look(into: Path, first: int, seeds: int, steps: int) -> list[str] | None:
         )
     except subprocess.TimeoutExpired:
         return ["?", "?", "it hangs"]
+    if done.returncode > 0:
+        raise SystemExit(f"the simulator does not run:\n{done.stderr[-2000:]}")
     if done.returncode:
-        return ["?", "?", f"the process ended with {done.returncode}: {done.stderr[-200:]}"]
+        return ["?", "?", f"signal {-done.returncode} ended the process"]
     return done.stdout.strip().split("\t") if done.stdout.strip() else None
 
 

@@ -141,8 +141,8 @@ MUTATIONS = (
     Mutation(
         "an update takes the place of the insert that it follows",
         "qcore/store/base.py",
-        "inserts[seq] = [seq, pending[1], state, record, pending[4], result]",
-        "del inserts[seq]\n                updates[seq] = row",
+        "self._inserts[seq] = [seq, pending[1], state, record, pending[4], result]",
+        "del self._inserts[seq]\n            self._updates[seq] = row",
     ),
     Mutation(
         "a failure is never final",

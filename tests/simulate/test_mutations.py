@@ -23,3 +23,5 @@ def test_a_planted_fault_has_its_place(mutation: object) -> None:
     text = (HERE.parent.parent / mutation.file).read_text()
     assert text.count(mutation.old) == 1
     assert mutation.new != mutation.old
+    if mutation.file.endswith(".py"):
+        compile(text.replace(mutation.old, mutation.new), mutation.file, "exec")
