@@ -345,6 +345,11 @@ cdef class Flows(Losses):
         cdef object edges = self.edges.get(parent)
         if settled:
             extra["settledEdges"] = settled - sum([job_id in gone for job_id in deps[:settled]])
+        # Else a later job with such an id, which may be a child once more, would count as failed or done.
+        if "edgesDropped" in extra:
+            extra["edgesDropped"] = {job_id: why for job_id, why in extra["edgesDropped"].items() if job_id not in gone}
+        if "edgesDone" in extra:
+            extra["edgesDone"] = [job_id for job_id in extra["edgesDone"] if job_id not in gone]
         extra["dependsOn"] = [job_id for job_id in deps if job_id not in gone]
         extra["childrenIds"] = [job_id for job_id in extra.get("childrenIds") or () if job_id not in gone]
         self.children.pop(parent, None)

@@ -443,6 +443,8 @@ class FlowEngine(Engine):
         ties.settled -= sum(other in gone for other in ties.depends_on[: ties.settled])
         ties.depends_on = [other for other in ties.depends_on if other not in gone]
         ties.children = [other for other in ties.children if other not in gone]
+        ties.dropped = {other: why for other, why in ties.dropped.items() if other not in gone}
+        ties.evidenced -= gone
         for other in gone:
             if other in self.held and not self._holders(other):
                 self._evidence[other] = self.held.pop(other).queue

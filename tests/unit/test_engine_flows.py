@@ -949,6 +949,23 @@ def test_removing_unprocessed_children_frees_the_parent(machine: Machine) -> Non
     assert machine.engine.remove_unprocessed_children("no", NOW) == 0
 
 
+def test_a_child_that_was_removed_and_comes_back_is_waited_for(machine: Machine) -> None:
+    """Its earlier life failed under a policy, which does not count for the later one."""
+    machine.add("p")
+    machine.child("k1", "p", "continue")
+    taken, token = machine.take("kids")
+    machine.engine.fail(taken, NOW, token=token, unrecoverable=True)
+    assert machine.state("p") == "waiting"
+    machine.engine.push("kids", None, NOW, job_id="k1")
+    assert machine.engine.remove_unprocessed_children("p", NOW) == 1
+    machine.child("k1", "p")
+    machine.engine._check()
+    assert machine.state("p") == "waiting-children"
+    assert machine.engine.dependencies("p")["unprocessed"] == ["k1"]
+    machine.restart()
+    assert machine.state("p") == "waiting-children"
+
+
 @pytest.mark.parametrize("n", [0, 1, 10_000])
 def test_c053_however_many_children(n: int) -> None:
     machine = Machine(max_waiting_deps=20_000)
