@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from qcore.engine.cron import Cron, CronError
 from qcore.errors import ConfigError
-from qcore.limits import MAX_NAME_CHARS
+from qcore.limits import MAX_LINE_CHARS, MAX_NAME_CHARS
 
 #: Beyond that not every peer has every whole number.
 MAX_WHOLE = 2**53 - 1
@@ -25,6 +27,42 @@ def filled(value: object, name: str) -> str:
     if not checked:
         raise ConfigError(f"{name} must not be empty")
     return checked
+
+
+def line(value: object, name: str, most: int = MAX_LINE_CHARS) -> str:
+    """A string of at most so many characters that UTF-8 can carry; it may be empty."""
+    checked = text(value, name)
+    if len(checked) > most:
+        raise ConfigError(f"{name} has {len(checked)} characters; at most {most}")
+    try:
+        checked.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} holds a lone surrogate, which UTF-8 cannot carry") from None
+    return checked
+
+
+def log_level(value: object) -> str:
+    """The word that a line of a log begins with."""
+    return line(value, "level", MAX_NAME_CHARS)
+
+
+def several(value: Any, name: str, of: str) -> Iterable[Any]:
+    """What can be gone through, and is no text and no map; it is not gone through here."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of {of}, not {type(value).__name__}")
+    return value
+
+
+def listed(value: Any, name: str, of: str) -> list[Any]:
+    """The same as a list."""
+    return list(several(value, name, of))
+
+
+def function(value: Any, name: str) -> Callable[..., Any]:
+    """What can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, not {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
 
 
 def whole(value: object, name: str, least: int, most: int | None = None) -> int:

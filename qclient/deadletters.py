@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final, TypedDict, Unpack
 
-from qclient.checks import filled, flag, text, whole
+from qclient.checks import filled, flag, whole
 from qclient.durations import Duration, to_ms, wire_number
 from qclient.job import Job, moment
 from qclient.section import Section
@@ -245,11 +245,13 @@ class UniqueKeys(Section):
 
     def owner(self, key: str) -> str | None:
         """The id of the job that holds it."""
-        owner: str | None = self._ask("GetDeduplicationJobId", deduplicationId=text(key, "key"))["data"][
+        owner: str | None = self._ask("GetDeduplicationJobId", deduplicationId=filled(key, "key"))["data"][
             "jobId"
         ]
         return owner
 
     def release(self, key: str) -> bool:
         """Free it; the job that held it goes on. False when nobody held it."""
-        return bool(self._change("RemoveDeduplicationKey", deduplicationId=text(key, "key"))["data"]["count"])
+        return bool(
+            self._change("RemoveDeduplicationKey", deduplicationId=filled(key, "key"))["data"]["count"]
+        )

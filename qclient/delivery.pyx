@@ -18,7 +18,9 @@ import threading
 import time
 from contextvars import ContextVar
 
+from qclient.checks import line, log_level, number
 from qclient.codec import readable, unpack_frame, unpack_payload
+from qclient.durations import to_seconds
 from qcore.errors import JobCancelled, ProtocolError
 
 BUFFERED = D_BUFFERED
@@ -116,6 +118,8 @@ cdef class JobContext:
 
     def sleep(self, seconds):
         """Sleep in a thread; ends early with ``JobCancelled`` when cancelled."""
+        if number(seconds, "seconds") > 0:
+            to_seconds(seconds, "seconds")
         if self._event is None:
             self._event = threading.Event()
         self.check_cancelled()
@@ -127,15 +131,17 @@ cdef class JobContext:
     def set_progress(self, progress, message=None):
         """Report 0 to 100. Sent at once and not waited for; from any thread."""
         self.check_cancelled()
-        fields = {"id": self.id, "token": self.token, "progress": progress}
+        fields = {"id": self.id, "token": self.token, "progress": number(progress, "progress")}
         if message is not None:
-            fields["message"] = message
+            fields["message"] = line(message, "message")
         self.control.post("Progress", fields)
 
     def log(self, message, level="info"):
         """Add a line to the job's log. Sent at once and not waited for; from any thread."""
         self.check_cancelled()
-        self.control.post("AddLog", {"id": self.id, "token": self.token, "message": message, "level": level})
+        fields = {"id": self.id, "token": self.token, "message": line(message, "message")}
+        fields["level"] = log_level(level)
+        self.control.post("AddLog", fields)
 
     def children_values(self):
         """Results of the children that have completed, by ``"queue:id"``.

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
+from qclient.checks import function, listed
 from qclient.client import COMMAND_TIMEOUT_S, Link
 from qclient.durations import Duration, to_seconds
 from qclient.job import moment
@@ -230,9 +231,7 @@ class QueueEvents:
         self._target = resolve(url)
         self._wanted: list[str] | None = None
         if types is not None:
-            if isinstance(types, str):
-                raise TypeError("types must be a list of names, not one string")
-            names = [self._known(name, _WIRE) for name in types]
+            names = [self._known(name, _WIRE) for name in listed(types, "types", "names")]
             if not names:
                 raise ConfigError("types must name at least one kind of event")
             self._wanted = [wire for name in dict.fromkeys(names) for wire in _WIRE[name]]
@@ -263,14 +262,15 @@ class QueueEvents:
         ``error`` tells of exceptions: outages, and listeners that raised. Without a listener
         for it they are logged.
         """
-        self._listeners.setdefault(self._known(name, _LISTENED), []).append(listener)
+        known = self._known(name, _LISTENED)
+        self._listeners.setdefault(known, []).append(function(listener, "listener"))
         self._start()
         return listener
 
     def wait_ready(self, timeout: Duration | None = None) -> None:
         """Wait until events come; raises ``WaitTimeout``, or why the engine refuses."""
-        self._start()
         limit = None if timeout is None else to_seconds(timeout, "timeout")
+        self._start()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ready or self._over, limit):
                 raise WaitTimeout(f"no subscription to {self.queue!r} within {limit:g} s")
@@ -279,8 +279,8 @@ class QueueEvents:
 
     def get(self, timeout: Duration | None = None) -> Event:
         """The next event; raises ``WaitTimeout``, and ``ClosedError`` after the end."""
-        self._start()
         limit = None if timeout is None else to_seconds(timeout, "timeout")
+        self._start()
         with self._changed:
             if not self._changed.wait_for(lambda: self._buffer or self._dropped or self._over, limit):
                 raise WaitTimeout(f"no event of {self.queue!r} within {limit:g} s")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Unpack
 
-from qclient.checks import filled, whole
+from qclient.checks import filled, listed, whole
 from qclient.client import Client
 from qclient.closing import Closing
 from qclient.codec import SIZE_BOUND, fits, pack_payload, readable
@@ -49,14 +49,17 @@ class Node:
         **options: Unpack[JobOptions],
     ) -> None:
         put = object.__setattr__
+        below = listed(children, "children", "Nodes")
+        for child in below:
+            if not isinstance(child, Node):
+                raise TypeError(f"a child is a Node, not {type(child).__name__}")
+        if data is not None and not isinstance(data, Mapping):
+            raise TypeError(f"data of a job of a flow must be a dict, not {type(data).__name__}")
         put(self, "name", job_name(name))
         put(self, "data", data)
         put(self, "queue", None if queue is None else queue_name(queue))
-        put(self, "children", tuple(children))
+        put(self, "children", tuple(below))
         put(self, "options", options)
-        for child in self.children:
-            if not isinstance(child, Node):
-                raise TypeError(f"a child is a Node, not {type(child).__name__}")
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -105,7 +108,13 @@ class _Plan:
     """The jobs of one command, parents first."""
 
     def __init__(self, defaults: Mapping[str, JobOptions] | None) -> None:
+        if defaults is not None and not isinstance(defaults, Mapping):
+            raise TypeError(f"queue_defaults must be a dict, not {type(defaults).__name__}")
         self._defaults = defaults or {}
+        for queue, options in self._defaults.items():
+            queue_name(queue)
+            if not isinstance(options, Mapping):
+                raise TypeError(f"queue_defaults of {queue!r} must be a dict, not {type(options).__name__}")
         self.entries: list[_Entry] = []
         self._nodes: set[Node] = set()
         self._ids: set[str] = set()
@@ -193,8 +202,6 @@ class _Plan:
 def _check_data(node: Node, where: str) -> None:
     if node.data is None:
         return
-    if not isinstance(node.data, Mapping):
-        raise FlowError(f"{where}: data of a job of a flow is a dict, not {type(node.data).__name__}")
     for key in node.data:
         if isinstance(key, str) and key.startswith("__"):
             raise FlowError(f"{where}: keys of data that begin with __ are reserved")
@@ -227,7 +234,7 @@ class FlowProducer(Closing):
     ) -> list[FlowNode]:
         """Add several trees as one: all or none."""
         plan = _Plan(queue_defaults)
-        roots = [plan.tree(node, f"node {i}") for i, node in enumerate(nodes)]
+        roots = [plan.tree(node, f"node {i}") for i, node in enumerate(listed(nodes, "nodes", "Nodes"))]
         jobs = self._send(plan)
         return [_grown(root, jobs, plan) for root in roots]
 
@@ -252,7 +259,7 @@ class FlowProducer(Closing):
         They are its children, as in :meth:`add`.
         """
         plan = _Plan(None)
-        first = [plan.lone(node, f"node {i}") for i, node in enumerate(nodes)]
+        first = [plan.lone(node, f"node {i}") for i, node in enumerate(listed(nodes, "nodes", "Nodes"))]
         final = plan.lone(then, "then")
         final.no_child("then")
         for entry in first:
@@ -331,8 +338,8 @@ class FlowProducer(Closing):
     def results(self, job_ids: Iterable[str]) -> dict[str, Any]:
         """Results of completed jobs by id, None among them; jobs without a result are left out."""
         out: dict[str, Any] = {}
-        for job_id in job_ids:
-            reply = self.client.call("GetResult", {"id": filled(job_id, "job_id")})
+        for job_id in [filled(one, "job_ids") for one in listed(job_ids, "job_ids", "ids")]:
+            reply = self.client.call("GetResult", {"id": job_id})
             if "result" in reply:
                 out[job_id] = readable(reply["result"])
         return out

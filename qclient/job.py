@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from qclient.checks import flag, number, text, whole
+from qclient.checks import flag, line, log_level, number, whole
 from qclient.codec import pack_payload, readable
 from qclient.durations import Duration, to_ms, to_seconds, wire_number
 from qclient.values import Dependencies, JobState, job_state
@@ -231,12 +231,12 @@ class Job:
 
     def set_progress(self, progress: float, message: str | None = None) -> None:
         """Report the progress of an active job, 0 to 100."""
-        fields: dict[str, object] = {} if message is None else {"message": text(message, "message")}
+        fields: dict[str, object] = {} if message is None else {"message": line(message, "message")}
         self._client.call("Progress", {"id": self.id, "progress": number(progress, "progress"), **fields})
 
     def log(self, message: str, level: str = "info") -> None:
         """Add a line to its log."""
-        self._change("AddLog", message=text(message, "message"), level=text(level, "level"))
+        self._change("AddLog", message=line(message, "message"), level=log_level(level))
 
     def logs(self, offset: int = 0, limit: int | None = None) -> list[LogLine]:
         """Lines of its log, oldest first."""

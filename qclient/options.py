@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
-from qclient.checks import filled, flag, group_id, number, text, whole
+from qclient.checks import filled, flag, group_id, listed, number, text, whole
 from qclient.durations import Duration, delay_until_ms, instant_ms, to_ms, wire_number
 from qclient.values import Backoff, Debounce, Dedup, Group, Keep, Repeat
 from qcore.errors import ConfigError
@@ -132,14 +132,8 @@ def _put_priority(value: Any, out: dict[str, object]) -> None:
     out["priority"] = wire_number(checked) if isinstance(checked, int) else checked
 
 
-def _listed(value: Any, name: str, of: str) -> list[Any]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be a list of {of}, not {type(value).__name__}")
-    return list(value)
-
-
 def _put_tags(value: Any, out: dict[str, object]) -> None:
-    tags = [text(tag, "tags") for tag in _listed(value, "tags", "strings")]
+    tags = [text(tag, "tags") for tag in listed(value, "tags", "strings")]
     for tag in tags:
         if len(tag) > MAX_NAME_CHARS:
             raise ConfigError(f"a tag has {len(tag)} characters; at most {MAX_NAME_CHARS}")
@@ -147,7 +141,7 @@ def _put_tags(value: Any, out: dict[str, object]) -> None:
 
 
 def _put_depends_on(value: Any, out: dict[str, object]) -> None:
-    jobs = _listed(value, "depends_on", "jobs or ids")
+    jobs = listed(value, "depends_on", "jobs or ids")
     out["dependsOn"] = [filled(getattr(job, "id", job), "depends_on") for job in jobs]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
-from qclient.checks import filled, flag, text, whole
+from qclient.checks import filled, flag, several, text, whole
 from qclient.client import Client
 from qclient.closing import Closing
 from qclient.codec import NIL, SIZE_BOUND, fits, pack_payload, readable
@@ -121,7 +121,7 @@ class Queue(Closing):
         packed: list[bytes] = []
         ids_given = True
         heads: dict[str, bytes] = {}
-        for i, job in enumerate(jobs):
+        for i, job in enumerate(several(jobs, "jobs", "jobs")):
             try:
                 body, has_id = self._bulk_item(job, heads)
             except ConfigError as exc:
@@ -196,35 +196,35 @@ class Queue(Closing):
     def get(self, job_id: str) -> Job | None:
         """The job with a fresh snapshot, or None when the engine does not know it."""
         try:
-            return Job(self.client, self.name, job_id).refresh()
+            return self.job(job_id).refresh()
         except NotFoundError:
             return None
 
     def job(self, job_id: str) -> Job:
         """A handle without a read; it may name a job that is not there."""
-        return Job(self.client, self.name, job_id)
+        return Job(self.client, self.name, filled(job_id, "job_id"))
 
     def state(self, job_id: str) -> JobState | str:
         """State of one job; ``NotFoundError`` when the engine does not know it."""
-        state = self.client.call("GetState", {"id": job_id})["state"]
+        state = self.client.call("GetState", {"id": filled(job_id, "job_id")})["state"]
         if state == "unknown":
             raise NotFoundError(f"Job not found: {job_id}", "GetState")
         return job_state(state)
 
     def returnvalue(self, job_id: str) -> Any:
         """Result of a completed job, None while it has none."""
-        reply = self.client.call("GetResult", {"id": job_id})
+        reply = self.client.call("GetResult", {"id": filled(job_id, "job_id")})
         if "result" not in reply or reply["result"] is None:
             self.state(job_id)
         return readable(reply.get("result"))
 
     def progress(self, job_id: str) -> float:
         """Progress of one job, 0 to 100."""
-        return Job(self.client, self.name, job_id).progress
+        return self.job(job_id).progress
 
     def wait(self, job_id: str, timeout: Duration | None = None) -> Any:
         """Wait until a job ends and return its result; see ``Job.result``."""
-        return Job(self.client, self.name, job_id).result(timeout)
+        return self.job(job_id).result(timeout)
 
     def jobs(
         self, *states: JobState | str, offset: int = 0, limit: int = 100, asc: bool = False
@@ -337,7 +337,7 @@ class Queue(Closing):
 
         :raises StateError: jobs are active, and not ``force``
         """
-        if not force and (active := self.counts().active):
+        if not flag(force, "force") and (active := self.counts().active):
             raise StateError(f"{active} jobs are active; say force=True to remove them too", "Obliterate")
         self._change("Obliterate")
 
@@ -392,7 +392,7 @@ class Queue(Closing):
 
     def promote(self, job_id: str) -> bool:
         """Make a delayed job ready; False when it is not delayed."""
-        return Job(self.client, self.name, job_id).promote()
+        return self.job(job_id).promote()
 
     def promote_all(self, limit: int | None = None) -> int:
         """Make delayed jobs ready, the oldest first; returns how many."""

@@ -8,10 +8,11 @@ import socket
 from dataclasses import dataclass
 from typing import TypedDict
 
-from qclient.checks import whole
+from qclient.checks import filled, flag, line, whole
 from qclient.durations import Duration, to_ms, to_seconds
 from qclient.values import GroupLimits
 from qcore.errors import ConfigError
+from qcore.limits import MAX_NAME_CHARS
 
 _number = itertools.count(1)
 
@@ -60,6 +61,10 @@ class WorkerSettings:
 def checked_concurrency(value: object) -> int:
     """A number of jobs that may run at once."""
     return whole(value, "concurrency", 1, 100_000)
+
+
+def _made_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{next(_number)}"
 
 
 def worker_settings(
@@ -119,8 +124,8 @@ def worker_settings(
         ack_interval=interval,
         shutdown_timeout=to_seconds(shutdown_timeout, "shutdown_timeout"),
         cancel_grace=to_seconds(cancel_grace, "cancel_grace"),
-        handle_signals=handle_signals,
-        burst=burst,
+        handle_signals=flag(handle_signals, "handle_signals"),
+        burst=flag(burst, "burst"),
         group=None if group is None else group.to_wire(),
-        name=name or f"{socket.gethostname()}-{os.getpid()}-{next(_number)}",
+        name=_made_name() if name is None else line(filled(name, "name"), "name", MAX_NAME_CHARS),
     )

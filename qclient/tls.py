@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
+from qclient.checks import filled, flag
 from qcore.errors import ConfigError
 
 _log = logging.getLogger("qclient")
@@ -30,6 +31,10 @@ class TLS:
     key_file: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("ca_file", "server_name", "cert_file", "key_file"):
+            if getattr(self, name) is not None:
+                filled(getattr(self, name), name)
+        flag(self.verify, "verify")
         if (self.cert_file is None) != (self.key_file is None):
             raise ConfigError("TLS: cert_file and key_file need each other")
         if not self.verify and self.ca_file is not None:

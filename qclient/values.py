@@ -89,6 +89,8 @@ class Backoff:
         that share; without it, the pauses are those of the protocol: twice as long, times
         0.5 to 1.5.
         """
+        _backoff_ms(base, "backoff base")
+        _backoff_ms(max, "backoff max")
         return cls(kind="exponential", delay=base, max=max, jitter=jitter)
 
     def to_wire(self) -> dict[str, object]:

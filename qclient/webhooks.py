@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from qclient.checks import filled, flag
+from qclient.checks import filled, flag, line, listed
 from qclient.job import moment
 from qclient.options import suggestion
 from qclient.section import Section
@@ -63,9 +63,7 @@ class Webhooks(Section):
 
         :raises ConfigError: an event is not known, or the address may not be told
         """
-        if isinstance(events, str):
-            raise TypeError("events must be a list of names, not one string")
-        names = list(events)
+        names = listed(events, "events", "names")
         if not names:
             raise ConfigError("events must name at least one kind of event")
         for name in names:
@@ -108,6 +106,11 @@ class Webhooks(Section):
 
 def verify_webhook(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
     """Whether a post was signed with ``secret``. ``body`` is what came, before it is read as JSON."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers must be a dict, not {type(headers).__name__}")
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"body must be bytes, not {type(body).__name__}")
+    line(filled(secret, "secret"), "secret")
     given = next((value for name, value in headers.items() if name.lower() == SIGNATURE_HEADER.lower()), "")
     expected = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
+from qclient.checks import filled, flag, function, text
 from qclient.control import Control
 from qclient.delivery import JobContext
 from qclient.durations import Duration, to_seconds
@@ -85,8 +86,7 @@ class Worker:
         for name in options:
             if name not in _OPTIONS:
                 raise ConfigError(f"unknown worker option {name!r}{suggestion(name, _OPTIONS)}")
-        if not callable(processor):
-            raise TypeError(f"processor must be callable, not {type(processor).__name__}")
+        function(processor, "processor")
         if isinstance(queue, Queue):
             self.queue = queue.name
             self._target = queue.client.target if url is None else resolve(url)
@@ -121,15 +121,21 @@ class Worker:
         Listeners run in the worker's loop and must not block it; a coroutine
         function becomes a task. One that raises is logged and harms no job.
         """
-        if event not in self._listeners:
-            raise ConfigError(f"unknown event {event!r}{suggestion(event, EVENTS)}")
+        listeners = self._listening(event)
         if listener is None:
             return lambda fn: (self.on(event, fn), fn)[1]
-        self._listeners[event].append(listener)
+        listeners.append(function(listener, "listener"))
         return self
+
+    def _listening(self, event: str) -> list[Any]:
+        found = self._listeners.get(text(event, "event"))
+        if found is None:
+            raise ConfigError(f"unknown event {event!r}{suggestion(event, EVENTS)}")
+        return found
 
     def once(self, event: str, listener: Callable[..., Any]) -> Worker:
         """Call ``listener`` at the next ``event`` only."""
+        function(listener, "listener")
 
         def wrapper(*args: Any) -> Any:
             self.off(event, wrapper)
@@ -141,7 +147,8 @@ class Worker:
 
     def off(self, event: str, listener: Callable[..., Any]) -> Worker:
         """Forget a listener; one that is not there is no error."""
-        kept = self._listeners[event]
+        function(listener, "listener")
+        kept = self._listening(event)
         for entry in kept:
             if entry is listener or getattr(entry, "__wrapped__", None) is listener:
                 kept.remove(entry)
@@ -339,6 +346,7 @@ class Worker:
         with ``force`` not at all. May be called twice, before the start, and from
         inside a processor or listener, where it does not wait for the end.
         """
+        flag(force, "force")
         if timeout is not None:
             self._close_timeout = to_seconds(timeout, "timeout")
         if os.getpid() != self._pid:
@@ -371,6 +379,7 @@ class Worker:
 
     async def aclose(self, *, force: bool = False, timeout: Duration | None = None) -> None:
         """Like :meth:`close`, for a worker in the running loop."""
+        flag(force, "force")
         if timeout is not None:
             self._close_timeout = to_seconds(timeout, "timeout")
         self._force = self._force or force
@@ -454,18 +463,22 @@ class Worker:
 
     def cancel_job(self, job_id: str, reason: str = "cancelled") -> None:
         """Cancel the delivery of one job that runs here."""
+        filled(job_id, "job_id")
+        text(reason, "reason")
         if self._control is not None:
             self._control.call_soon(self._control.cancel_id, job_id, reason)
 
     def cancel_all(self, reason: str = "cancelled") -> None:
         """Cancel every delivery that runs here."""
+        text(reason, "reason")
         if self._control is not None:
             self._control.call_soon(self._control.cancel_all, reason)
 
     def rate_limit(self, duration: Duration) -> None:
         """Start nothing for ``duration``."""
+        seconds = to_seconds(duration, "duration")
         if self._control is not None:
-            self._control.call_soon(self._control.hold, to_seconds(duration, "duration"))
+            self._control.call_soon(self._control.hold, seconds)
 
     @property
     def is_running(self) -> bool:

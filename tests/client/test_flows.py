@@ -225,7 +225,6 @@ SHARED = Node("shared", queue="q")
         (Node("n", queue="q", children=[SHARED, SHARED]), "the same Node stands in the flow twice"),
         (Node("n", queue="q", job_id="a", children=[Node("m", job_id="a")]), "'a' stands in the flow twice"),
         (Node("n", queue="q", job_id="a:b"), "no colon"),
-        (Node("n", [1], queue="q"), "is a dict, not list"),  # type: ignore[arg-type]
         (Node("n", {"__parentId": 1}, queue="q"), "begin with __ are reserved"),
         (Node("n", queue="q", dedup="k"), "dedup is not for jobs of a flow"),
         (Node("n", queue="q", parent="k"), "parent is not for jobs of a flow"),

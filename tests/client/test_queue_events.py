@@ -74,7 +74,7 @@ def test_only_what_is_asked_for(engine_url: str, name: str) -> None:
             QueueEvents(name, engine_url, types=["complete"])
         with pytest.raises(ConfigError, match="at least one"):
             QueueEvents(name, engine_url, types=[])
-        with pytest.raises(TypeError, match="not one string"):
+        with pytest.raises(TypeError, match="types must be a list of names, not str"):
             QueueEvents(name, engine_url, types="completed")
 
 
