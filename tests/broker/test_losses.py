@@ -165,6 +165,32 @@ def test_cases_c005_jobs_of_a_lost_connection_come_back_in_their_places(machine:
     assert b.good("GetJobCounts", queue="q")["counts"]["active"] == 12
 
 
+@pytest.mark.parametrize("loss", ["its connection ends", "it falls silent"])
+def test_cases_c005_who_lives_loses_no_moment(machine: Machine, loss: str) -> None:
+    """Of 50 jobs of 100 ms the other worker ends one each 100 ms, before, during and after the loss."""
+    lease_ms, job_ms, n_jobs, lost_at = 1_000, 100, 50, 4
+    a = machine.start()
+    b = Talk(machine.broker)
+    jobs = [{"name": "n", "customId": str(n)} for n in range(n_jobs)]
+    a.good("PUSHB", queue="q", jobs=jobs)
+    held = a.good("PULL", queue="q", owner="a", lockTtl=lease_ms)["job"]["id"]
+    order: list[str] = []
+    for n in range(n_jobs):
+        if n == lost_at and loss == "its connection ends":
+            machine.broker.dismiss(a.session)
+        taken = b.good("PULL", queue="q", owner="b", lockTtl=lease_ms)
+        assert taken["job"] is not None, f"nothing to do {n * job_ms} ms after the start"
+        order.append(taken["job"]["id"])
+        machine.advance(job_ms)
+        b.good("ACK", id=order[-1], token=taken["token"])
+    assert sorted(order) == sorted(job["customId"] for job in jobs)
+    # In its old place it is the first of all: at once, or when its lease has ended.
+    back = lost_at if loss == "its connection ends" else lease_ms // job_ms
+    assert order.index(held) == back
+    counts = b.good("GetJobCounts", queue="q")["counts"]
+    assert (counts["completed"], counts["active"], counts["waiting"]) == (n_jobs, 0, 0)
+
+
 # --- C006 -------------------------------------------------------------------------------------
 
 
