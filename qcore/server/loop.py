@@ -506,5 +506,5 @@ def banner(server: Server) -> str:
         place, minutes = options.backups.place, options.backups.interval_ms / 60_000
         lines.append(f"  backups     to {place}, every {minutes:g} minutes, {options.backups.keep} kept")
     if options.http_port is not None:
-        lines.append("  http        not served: this needs the http extra")
+        lines.append("  http        not served: this version has no HTTP")
     return "\n".join(lines) + "\n"

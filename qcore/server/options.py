@@ -114,7 +114,7 @@ def parser(prog: str = "qcore start") -> argparse.ArgumentParser:
     p.add_argument("--host", help="address to listen on (127.0.0.1)")
     p.add_argument("--port", "--tcp-port", help="TCP port, 0 for a free one (6789)")
     p.add_argument("--socket", metavar="PATH", help="a Unix socket to listen on as well")
-    p.add_argument("--http-port", help="port for HTTP; needs the http extra")
+    p.add_argument("--http-port", help="port for HTTP, which this version does not have")
     p.add_argument("--token", action="append", metavar="TOKEN", help="a token that clients must present")
     p.add_argument("--token-file", metavar="FILE", help="a file with such tokens, one a line")
     p.add_argument("--auth-tokens", metavar="LIST", help="such tokens, separated by commas")
@@ -333,7 +333,7 @@ def _port_or_none(given: str | None, env: Mapping[str, str]) -> int | None:
         return None
     port = _number("--http-port", given, "HTTP_PORT", env, 0, 0, 65535)
     if given is not None:
-        raise ConfigError("--http-port: HTTP needs the http extra, which this version does not have")
+        raise ConfigError("--http-port: this version has no HTTP")
     return port
 
 
