@@ -111,7 +111,7 @@ def test_a_cut_that_cannot_be_taken_is_taken_whole_by_the_next_try(
         assert events["count"] == len(events["events"]), nth
         again.engine._check()
         if passed:
-            assert nth > 10
+            assert nth > 3  # how many allocations there are depends on what the interpreter keeps free
             return
         nth += 1
 
