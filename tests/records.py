@@ -52,7 +52,8 @@ class Record:
     data_notes: int
     stalls: int
     id_bytes: bytes
-    #: Token (two halves), started, finished, heartbeat, lease, expires, timeout, renewals, notes.
+    #: Token (two halves), started, finished, heartbeat, lease, expires, timeout or how far the number of the
+    #: end is ahead, renewals, notes.
     run: tuple[int, ...]
     extra: bytes
 
@@ -141,11 +142,11 @@ def _read_run(record: bytes, at: int, created_ms: int) -> tuple[tuple[int, ...],
     heartbeat = time(4, started)
     lease = time(8, 0)
     expires = time(16, heartbeat + lease)
-    timeout = time(32, started)
+    last = time(32, 0 if finished else started)
     renewals = notes = 0
     if there & 64:
         (renewals,), at = varints(record, at, 1)
     if there & 128:
         (notes,) = struct.unpack_from("<I", record, at)
         at += 4
-    return (*token, started, finished, heartbeat, lease, expires, timeout, renewals, notes), at
+    return (*token, started, finished, heartbeat, lease, expires, last, renewals, notes), at

@@ -179,8 +179,8 @@ class Archive:
         """The id in the row of a finished job."""
         return rows.id_of(row)
 
-    def of_queue(self, queue: int, page: list[Row]) -> list[tuple[int, int, Row]]:
-        """(end in ms, creation in ms, row) of the archived jobs of a queue in a page of rows."""
+    def of_queue(self, queue: int, page: list[Row]) -> list[tuple[int, int, int, Row]]:
+        """See :func:`qcore.broker.rows.far`."""
         return rows.far(self._engine, page, queue)
 
     def run(self, errand: Errand, turns: int) -> bool:
@@ -328,7 +328,7 @@ class Archive:
         And whether there are more than one pass picks.
         """
         capped = False
-        picked: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        picked: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
         for name in self._engine.queue_names():
             q = self._engine.queue(name)
             if q is not None and q.far_most >= 0:
@@ -340,16 +340,16 @@ class Archive:
         if not picked:
             return set(), False
         for page in self.pages():
-            for ended, _, row in rows.far(self._engine, page, None):
+            for ended, number, _, row in rows.far(self._engine, page, None):
                 if row[1] in picked:
                     most, heap = picked[row[1]]
-                    one = (-ended, -row[0])
+                    one = (-number, -ended, -row[0])
                     if len(heap) < most:
                         heapq.heappush(heap, one)
                     else:
                         heapq.heappushpop(heap, one)
             yield
-        return {-seq for _, heap in picked.values() for _, seq in heap}, capped
+        return {-seq for _, heap in picked.values() for _, _, seq in heap}, capped
 
     def _drop_fences(self, first_row: int | None) -> None:
         """Forget the fences before the first row that there is."""

@@ -30,6 +30,10 @@ cdef struct RecordHead:
     uint32_t stalls
     uint32_t id_n           # bytes of the id; 16 for a number
 
+cdef union Last:
+    int64_t timeout_ms      # of an active job: end of the execution bound on the wall clock; 0 = none
+    int64_t ahead           # of a finished one: its number, see Run, less seq, and 1; 0 = it has none, and ended before
+
 cdef struct RecordRun:
     uint64_t token_hi
     uint64_t token_lo
@@ -38,7 +42,7 @@ cdef struct RecordRun:
     int64_t heartbeat_ms
     int64_t lease_ms
     int64_t expires_ms      # end of the lease on the wall clock; 0 = no lease
-    int64_t timeout_ms      # likewise, end of the execution bound
+    Last last
     uint32_t renewals
     uint32_t result_notes
 

@@ -143,9 +143,9 @@ cdef Py_ssize_t record_put_run(const RecordRun *tail, int64_t created_ms, uint8_
     if tail.expires_ms:
         p[16] |= 16
         at = _put_since(p, at, tail.expires_ms, lease_end_ms)
-    if tail.timeout_ms:
+    if tail.last.ahead:
         p[16] |= 32
-        at = _put_since(p, at, tail.timeout_ms, tail.started_ms)
+        at = _put_since(p, at, tail.last.ahead, 0 if tail.finished_ms else tail.started_ms)
     if tail.renewals:
         p[16] |= 64
         at = varint_put(p, at, tail.renewals)
@@ -169,7 +169,8 @@ cdef Py_ssize_t _get_run(const uint8_t *p, Py_ssize_t n, int64_t created_ms, Rec
         return -1
     cdef int64_t lease_end_ms = <int64_t>(<uint64_t>tail.heartbeat_ms + <uint64_t>tail.lease_ms)
     if p[16] & 16 and (at := _get_since(p, at, n, &tail.expires_ms, lease_end_ms)) < 0 \
-            or p[16] & 32 and (at := _get_since(p, at, n, &tail.timeout_ms, tail.started_ms)) < 0 \
+            or p[16] & 32 and (at := _get_since(p, at, n, &tail.last.ahead,
+                                                0 if tail.finished_ms else tail.started_ms)) < 0 \
             or p[16] & 64 and (at := _get_small(p, at, n, &tail.renewals)) < 0:
         return -1
     if p[16] & 128:

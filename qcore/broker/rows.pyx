@@ -105,7 +105,10 @@ cdef bytes _gather(Engine engine, Job *job, int64_t now_ms, int64_t now_ns, Part
         tail.lease_ms = run.lease_ms
         # A monotonic reading means nothing to the next process.
         tail.expires_ms = now_ms + (run.expires_ns - now_ns) // 1000000 if run.expires_ns else 0
-        tail.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
+        if job.state == ACTIVE:
+            tail.last.timeout_ms = now_ms + (run.timeout_ns - now_ns) // 1000000 if run.timeout_ns else 0
+        else:
+            tail.last.ahead = run.number - job.seq + 1 if run.number else 0
         tail.renewals = run.renewals
         tail.result_notes = _notes_of(run.result) if run.result != NULL else 0
         parts.tail_n = record_put_run(&tail, job.created_ms, parts.tail)
@@ -567,6 +570,7 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
         packed, None), now_ms, 0, False)
     text = _text_of(job_id, head.flags)
     slot = engine.c_slot(text)
+    engine.c_end(engine.job_at(slot), now_ms)
     engine.job_at(slot).flags |= F_REWRITE
     engine.c_mark(slot, engine.job_at(slot))
     return q.name, text
@@ -751,13 +755,13 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record
     job.state = <uint8_t>state
     if state == ACTIVE:
         engine.deliveries += 1
-        run.delivery = engine.deliveries
+        run.number = engine.deliveries
         # No longer than the product grants, whatever the clock did meanwhile (C006).
         run.lease_ms = tail.lease_ms
         if run.token_hi:
             run.expires_ns = now_ns + max(1, min(tail.expires_ms - now_ms, tail.lease_ms)) * 1000000
-        if tail.timeout_ms:
-            run.timeout_ns = now_ns + max(1, tail.timeout_ms - now_ms) * 1000000
+        if tail.last.timeout_ms:
+            run.timeout_ns = now_ns + max(1, tail.last.timeout_ms - now_ms) * 1000000
         # Nothing was heard meanwhile, so silence counts from now.
         run.quiet_ns = now_ns + q.grace_ns
         bound = (extra or {}).get("stallTimeout")
@@ -768,6 +772,8 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record
         engine.c_watch(q, run)
         engine.c_enter_active(q, job, run)
         return 0
+    run.number = _number_of(record, seq)
+    engine.ends = max(engine.ends, run.number)
     if state == FAILED:
         engine.c_set_dead_end(slot, job, run)
         engine.c_list_append(&q.failed, job.run, run)
@@ -809,6 +815,13 @@ cdef object _extra_of(const Record *record):
     return msgpack.unpackb(PyBytes_FromStringAndSize(<const char *>record.extra_p, record.extra_n), strict_map_key=True)
 
 
+cdef int64_t _number_of(const Record *record, int64_t seq) noexcept nogil:
+    """The number of the end of a finished job; 0 = written before ends had numbers."""
+    if record.head.version != RECORD_VERSION or not record.tail.last.ahead:
+        return 0
+    return seq + record.tail.last.ahead - 1
+
+
 cdef uint64_t _hash_of(Engine engine, const Record *record) noexcept:
     return engine.c_hash(<const char *>record.id_p, record.head.id_n)
 
@@ -840,12 +853,15 @@ cdef bint c_is_far(Engine engine, tuple row, Record *record) except -1:
 
 
 def far(Engine engine not None, list page not None, object queue):
-    """(end in ms, creation in ms, row) of the rows of a page that archived jobs of a queue (None: any) have."""
+    """What the archived jobs of a queue (None: any) have in a page of rows.
+
+    (end in ms, number of the end, creation in ms, row) of each.
+    """
     cdef Record record
     cdef list found = []
     for row in page:
         if (queue is None or row[1] == queue) and c_is_far(engine, row, &record):
-            found.append((record.tail.finished_ms, record.head.created_ms, row))
+            found.append((record.tail.finished_ms, _number_of(&record, row[0]), record.head.created_ms, row))
     return found
 
 
@@ -948,6 +964,7 @@ cdef int c_check_passed(Engine engine, const RawRow *row, const Record *record) 
 
 
 cdef struct Passed:             # a completed job that is not restored yet
+    int64_t number              # of its end
     int64_t finished_ms
     int64_t seq
     uint64_t id                 # hash of a custom id, upper half of one of ours, or 0
@@ -956,6 +973,8 @@ cdef struct Passed:             # a completed job that is not restored yet
 
 
 cdef inline bint c_ended_before(const Passed *x, const Passed *y) noexcept nogil:
+    if x.number != y.number:
+        return x.number < y.number
     return x.finished_ms < y.finished_ms or (x.finished_ms == y.finished_ms and x.seq < y.seq)
 
 
@@ -1104,10 +1123,12 @@ cdef class Loader:
             return True
         if row.seq > engine.seq:
             engine.seq = row.seq
+        engine.ends = max(engine.ends, _number_of(record, row.seq))
         if hi > engine.ids.last_hi:
             engine.ids.last_hi = hi
         if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
             self._link(row, record)
+        entry.number = _number_of(record, row.seq)
         entry.finished_ms = record.tail.finished_ms
         entry.seq = row.seq
         entry.queue = <uint32_t>row.queue
@@ -1275,6 +1296,12 @@ cdef int _one_value(const uint8_t *p, Py_ssize_t n) except -1:
     return 0
 
 
+cdef tuple _end_of(Engine engine, uint32_t at):
+    """(number of the end, its time in ms, seq, Run slot): finished jobs in the order in which they finished."""
+    cdef Run *run = engine.run_at(at)
+    return run.number, run.finished_ms, engine.job_at(run.job).seq, at
+
+
 cdef int _order_finished(Engine engine) except -1:
     """Finished jobs in the order in which they finished; rows come in order of admission."""
     cdef Queue q
@@ -1295,25 +1322,24 @@ cdef int _order_finished(Engine engine) except -1:
             at = list_.head
             while at:
                 run = engine.run_at(at)
-                order.append((run.finished_ms, engine.job_at(run.job).seq, at))
+                order.append(_end_of(engine, at))
                 at = run.next
             order.sort()
             list_.head = list_.tail = list_.n = 0
-            for _, _, at in order:
+            for _, _, _, at in order:
                 engine.c_list_append(list_, at, engine.run_at(at))
             if i:
                 completed += order
     engine.done.c_clear()
     for slot in range(1, engine.jobs.fresh):
         if engine.job_at(slot).state == KEPT:
-            completed.append((engine.run_at(engine.job_at(slot).run).finished_ms, engine.job_at(slot).seq,
-                              engine.job_at(slot).run))
+            completed.append(_end_of(engine, engine.job_at(slot).run))
     completed.sort()
     # What live jobs are tied to comes first, so that it takes no room from the others.
     needed = _needed_numbers(engine)
     for pins in ([True, False] if needed else [False]):
         next_gone = 0
-        for ms, _, at in completed:
+        for _, ms, _, at in completed:
             while next_gone < len(gone) and gone[next_gone][0] <= ms:
                 _add_gone(engine, gone[next_gone], needed, pins)
                 next_gone += 1
@@ -1333,7 +1359,7 @@ cdef int _order_finished(Engine engine) except -1:
             _add_gone(engine, gone[next_gone], needed, pins)
             next_gone += 1
     if completed:
-        engine.done_ms = completed[len(completed) - 1][0]
+        engine.done_ms = completed[len(completed) - 1][1]
     if gone:
         engine.done_ms = max(engine.done_ms, <int64_t>gone[len(gone) - 1][0])
     return 0

@@ -842,6 +842,8 @@ cdef class Engine(Queries):
                 while at:
                     run = self.run_at(at)
                     assert run.prev == before
+                    assert state == ACTIVE or not before or run.number >= self.run_at(before).number
+                    assert state == ACTIVE or run.number <= self.ends
                     mine.add(run.job)
                     before, at = at, run.next
                 assert list_.tail == before and list_.n == len(mine)

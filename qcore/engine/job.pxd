@@ -81,7 +81,7 @@ cdef struct Job:                # 104 bytes
 cdef struct Run:                # a delivery, and later the outcome
     uint64_t token_hi           # lease token; 0 = delivered without a lease
     uint64_t token_lo
-    int64_t delivery            # unique number of the delivery
+    int64_t number              # of this delivery among all; of a finished job, of its end among all
     int64_t started_ms
     int64_t finished_ms         # completion, or entry into the dead letters
     int64_t heartbeat_ms

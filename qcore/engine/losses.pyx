@@ -119,14 +119,14 @@ cdef class Losses(Transitions):
                 continue
             due = run.quiet_ns + q.stall_ns
             if due <= now_ns:
-                silent.append((run.job, run.delivery))
+                silent.append((run.job, run.number))
             elif earliest == 0 or due < earliest:
                 earliest = due
         pause_ns = min(q.stall_ns, <int64_t>limits.STALL_CHECK_MS * 1000000)
         q.stall_at_ns = max(earliest, now_ns + pause_ns) if earliest else 0
         for slot, delivery in silent:
             # What follows from one may have ended another.
-            if self.job_at(slot).state == ACTIVE and self.run_at(self.job_at(slot).run).delivery == delivery:
+            if self.job_at(slot).state == ACTIVE and self.run_at(self.job_at(slot).run).number == delivery:
                 try:
                     self.c_stalled(slot, now_ms)
                 except Exception as error:

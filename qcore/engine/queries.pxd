@@ -17,6 +17,7 @@ cdef class Queries(Idle):
     cdef object c_by_id(self)
     cdef list c_ended(self, RunList *list_, int64_t until_ms, Py_ssize_t limit, bint needed=*)
     cdef list c_completed(self, Queue q, int64_t until_ms, Py_ssize_t limit, bint needed)
+    cdef tuple c_end_of(self, uint32_t slot)
     cdef list c_created(self, Queue q, object states, int64_t until_ms, Py_ssize_t limit)
     cdef int c_check_listing(self, Queue q) except -1
     cdef Py_ssize_t c_page_out(self, list moment, bint custom, bint asc, Py_ssize_t offset, Py_ssize_t limit,

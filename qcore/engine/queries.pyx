@@ -271,13 +271,19 @@ cdef class Queries(Idle):
             slot = self.leaving[i]
             ended = self.run_at(self.job_at(slot).run).finished_ms
             if self.job_at(slot).queue == q.index and ended <= until_ms:
-                far.append((ended, self.job_at(slot).seq, slot))
+                far.append(self.c_end_of(slot))
         if not far:
             return found
         for slot in found:
-            far.append((self.run_at(self.job_at(slot).run).finished_ms, self.job_at(slot).seq, slot))
+            far.append(self.c_end_of(slot))
         far.sort()
-        return [slot for _, _, slot in (far if limit < 0 else far[:limit])]
+        return [slot for _, _, _, slot in (far if limit < 0 else far[:limit])]
+
+    cdef tuple c_end_of(self, uint32_t slot):
+        """(end in ms, number of the end, seq, slot) of a finished job, by which those of a queue are in order."""
+        cdef Job *job = self.job_at(slot)
+        cdef Run *run = self.run_at(job.run)
+        return run.finished_ms, run.number, job.seq, slot
 
     cdef list c_created(self, Queue q, object states, int64_t until_ms, Py_ssize_t limit):
         """Slots of the jobs in these states that were created by then, oldest first; at most ``limit``."""

@@ -84,6 +84,7 @@ cdef class Table:
     cdef set batch              # ids that the present batch adds anew
     cdef readonly Py_ssize_t max_waiting_deps   # parked jobs a queue may hold
     cdef int64_t seq, deliveries
+    cdef int64_t ends           # number of the last end of a job, which rows keep: their order outlives a restart
     cdef readonly bint archive  # finished jobs evicted from memory stay in the store
     cdef bint tracking          # a store listens: changes are collected
     cdef uint32_t *dirty        # slots of changed jobs; 0 = gone since

@@ -80,6 +80,7 @@ cdef class Transitions(Capacity):
     cdef int c_enter_active(self, Queue q, Job *job, Run *run) except -1
     cdef int c_judge(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo) except -1
     cdef int c_leave_active(self, Queue q, uint32_t slot, Job *job, Run *run) except -1
+    cdef void c_end(self, Job *job, int64_t now_ms) noexcept
     cdef int c_complete(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1
     cdef int c_complete_late(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1
     cdef bint c_renew(self, uint32_t slot, int kind, uint64_t hi, uint64_t lo, int64_t lease_ms,

@@ -521,7 +521,7 @@ cdef class Transitions(Capacity):
                 q.rate.c_take(now_ms, now_ns)
                 self.c_mark_queue(q)
             self.deliveries += 1
-            run.delivery = self.deliveries
+            run.number = self.deliveries
             job.state = ACTIVE
             self.c_enter_active(q, job, run)
             q.total_pulled += 1
@@ -630,6 +630,16 @@ cdef class Transitions(Capacity):
             self.c_wake(q)
         return 0
 
+    cdef void c_end(self, Job *job, int64_t now_ms) noexcept:
+        """Note when a job ended, and after which others: several do in a millisecond, and the clock may be set back.
+
+        Numbers of ends keep up with those of jobs, so that a row has a small difference only.
+        """
+        cdef Run *run = self.run_at(job.run)
+        self.ends = max(self.ends + 1, job.seq)
+        run.number = self.ends
+        run.finished_ms = now_ms
+
     cdef int c_complete(self, uint32_t slot, Blob *result, bint remove, int64_t now_ms) except -1:
         """An active job is done. ``result`` (NULL = none) passes to the engine."""
         cdef Job *job = self.job_at(slot)
@@ -653,7 +663,7 @@ cdef class Transitions(Capacity):
             # A keyed hash stands for the text: 128 bits, so that evidence is numbers only.
             hi = lo
             lo = ~lo
-        run.finished_ms = now_ms
+        self.c_end(job, now_ms)
         run.result = result
         job.state = COMPLETED
         if job.flags & F_RARE:
@@ -937,7 +947,7 @@ cdef class Transitions(Capacity):
             job.run = slab_alloc(&self.runs)
             self.run_at(job.run).job = slot
         run = self.run_at(job.run)
-        run.finished_ms = now_ms
+        self.c_end(job, now_ms)
         run.token_hi = run.token_lo = 0
         extra["dlq"] = self.c_letter(q, extra, reason, error, now_ms)
         self.c_set_dead_end(slot, job, run)
@@ -1062,6 +1072,7 @@ cdef class Transitions(Capacity):
             hi = lo
             lo = ~lo
         self.c_unarchive(slot, job)
+        self.c_end(job, self.run_at(job.run).finished_ms)
         self.c_list_append(&q.completed, job.run, self.run_at(job.run))
         if self.done.c_add(hi, lo, q.index, slot, &evicted) and evicted.value:
             self.c_evict(evicted.value)

@@ -96,7 +96,7 @@ class Job:
     ties: Ties = field(default_factory=Ties)
     failed_reason: str | None = None
     result: bytes | None = None
-    ended: tuple[int, int] = (0, 0)  # when it became terminal, and its place among those of that moment
+    ended: tuple[int, int] = (0, 0)  # when it became terminal, and the number of that among all ends
     begun: bool = False  # it has started once, so its ttl says nothing any more
 
     @property
@@ -180,13 +180,12 @@ def keeps_none(removal: Removal) -> bool:
 def _as_row(job: Job, now: Job) -> Job:
     """A job as a row shows it, given what it is now.
 
-    Promotion and sessions are in no row, nor is the place among those that ended in one
-    moment; the ends of leases are monotonic readings, which a restart counts anew.
+    Promotion and sessions are in no row; the ends of leases are monotonic readings, which a
+    restart counts anew.
     """
     row = job.copied()
     if row.state == "delayed" and now.state == "ready":
         row.state = "ready"
-    row.ended = (row.ended[0], 0)
     row.log = now.log  # has a table of its own
     if row.key is not None and now.key is not None:
         row.key.holds = now.key.holds
@@ -1150,7 +1149,7 @@ class Engine(Keys, Capacity):
         self.jobs = {job_id: job.copied() for job_id, job in saved.jobs.items()}
         self.kept = dict(saved.kept)
         self.forgotten = _copied(saved.forgotten)
-        self._ended = 0
+        self._ended = max((job.ended[1] for job in self.jobs.values()), default=0)
         self.queues = {
             name: Queue(
                 paused=q.paused,
@@ -1167,12 +1166,8 @@ class Engine(Keys, Capacity):
         self.events = []
         self._finals = {}
         self.past = dict.fromkeys(self.past, 0)
-        # All that is known of one moment afterwards is the order of admission.
-        order = sorted(self.jobs.values(), key=lambda job: (job.ended[0], job.seq))
-        for self._ended, job in enumerate(order, 1):
-            job.ended = (job.ended[0], self._ended)
         done = [job for job in self.jobs.values() if job.state == "completed"]
-        self._evidence = {job.id: job.queue for job in sorted(done, key=lambda job: job.ended)}
+        self._evidence = {job.id: job.queue for job in sorted(done, key=lambda job: job.ended[1])}
         admitted = sorted(self.jobs.values(), key=lambda job: job.seq)
         self._relink(saved, now_ms)
         for job in admitted:

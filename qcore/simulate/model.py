@@ -610,7 +610,7 @@ def _content(job: Job) -> tuple[object, ...]:
         job.progress,
         job.last_token,
         job.result,
-        job.ended[0],
+        job.ended,
         job.losses,
         None if job.letter is None else astuple(job.letter),
         None if job.chain is None else astuple(job.chain),

@@ -219,6 +219,14 @@ class World:
                 raise Failure(f"{name} holds {len(expected)} ready jobs, and {len(got)} after recovery")
             for model_id, real in zip(expected, got, strict=True):
                 self.names.bind(model_id, real)
+        now_ms = self.clock.now_ms()
+        for name in plain.queues:
+            cleaned = engine.clean(name, now_ms, state="completed", limit=10_000)
+            ended = [
+                self.names.real(one) for one in plain.clean(name, now_ms, state="completed", limit=10_000)
+            ]
+            if cleaned != ended:
+                raise Failure(f"completed jobs of {name}, oldest first: {cleaned}, expected {ended}")
 
     def _pulled(self, plain: PlainEngine, name: str) -> list[str]:
         """What pulls get now, until there is nothing: the end of one whose time is over may let others go."""

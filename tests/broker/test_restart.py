@@ -157,6 +157,82 @@ def test_dead_letters_keep_their_order(machine: Machine) -> None:
     assert machine.start().good("Dlq", queue="q") == before
 
 
+def end_all(talk: Talk, ids: str) -> None:
+    """Add jobs, and end them in this order: capitals fail, others are completed."""
+    for job_id in sorted(ids):
+        talk.good("PUSH", queue="q", name="n", jobId=job_id)
+    talk.good("PULLB", queue="q", count=len(ids))
+    for job_id in ids:
+        if job_id.isupper():
+            talk.good("FAIL", id=job_id, unrecoverable=True, error=f"no {job_id}")
+        else:
+            talk.good("ACK", id=job_id)
+
+
+def dead(talk: Talk) -> str:
+    return "".join(entry["job"]["id"] for entry in talk.good("Dlq", queue="q")["entries"])
+
+
+def ended(broker: Broker) -> str:
+    """The completed jobs in the order in which they are removed or started over; removes them."""
+    return "".join(broker.engine.clean("q", broker.wall_ms, state="completed", limit=1000))
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_jobs_that_ended_in_one_millisecond_keep_their_order(machine: Machine, crashed: bool) -> None:
+    talk = machine.start()
+    end_all(talk, "DcBdAbCa")
+    assert dead(talk) == "DBAC"
+    (machine.crash if crashed else machine.close)()
+    talk = machine.start()
+    assert dead(talk) == "DBAC"
+    # Ends go on after those that there were, also in the same millisecond.
+    end_all(talk, "FhEgfGe")
+    (machine.crash if crashed else machine.close)()
+    talk = machine.start()
+    assert dead(talk) == "DBACFEG"
+    assert talk.good("RetryCompleted", queue="q", count=2)["count"] == 2
+    assert {job(talk, job_id)["state"] for job_id in "cd"} == {"waiting"}
+    assert ended(machine.broker) == "bahgfe"
+
+
+def test_dead_letters_keep_their_order_when_the_clock_was_set_back(machine: Machine) -> None:
+    talk = machine.start()
+    end_all(talk, "CA")
+    machine.clock.set_wall(machine.clock.now_ms() - 3_600_000)
+    end_all(talk, "DB")
+    assert dead(talk) == "CADB"
+    machine.crash()
+    assert dead(machine.start()) == "CADB"
+
+
+def test_the_oldest_dead_letter_goes_first_after_a_restart(machine: Machine) -> None:
+    talk = machine.start()
+    end_all(talk, "CAB")
+    machine.crash()
+    talk = machine.start()
+    talk.good("SetDlqConfig", queue="q", config={"maxEntries": 2})
+    assert dead(talk) == "AB"
+
+
+def test_ends_without_a_number_come_first_in_order_of_time_and_admission(machine: Machine) -> None:
+    """Rows from before ends had numbers."""
+    talk = machine.start()
+    end_all(talk, "cCaA")
+    machine.clock.advance(1)
+    end_all(talk, "bB")
+    machine.crash()
+    for seq, _, state, record, _, result in list(machine.store.load().jobs):
+        machine.store.commit(Cut(updates=[seq, state, bytes(read_record(record).plain), result]))
+    talk = machine.start()
+    assert dead(talk) == "ACB"
+    end_all(talk, "eEdD")
+    machine.crash()
+    talk = machine.start()
+    assert dead(talk) == "ACBED"
+    assert ended(machine.broker) == "acbed"
+
+
 def test_a_wait_for_a_retry_and_a_pause_survive(machine: Machine) -> None:
     talk = machine.start()
     talk.good("PUSH", queue="q", name="n", jobId="a", backoff={"type": "fixed", "delay": 5000, "jitter": 0})

@@ -25,6 +25,12 @@ MUTATIONS = (
         "if run.token_hi:\n                        return MAY",
     ),
     Mutation(
+        "the order of ends does not outlive the process",
+        BROKER + "rows.pyx",
+        "tail.last.ahead = run.number - job.seq + 1 if run.number else 0",
+        "tail.last.ahead = 0",
+    ),
+    Mutation(
         "one attempt too many",
         ENGINE + "transitions.pyx",
         "again = not final and job.attempts + 1 < job.max_attempts",

@@ -130,18 +130,18 @@ def _oldest(answer: Answer, queue: str, until_ms: int, most: int) -> Generator[N
     """Numbers of the rows of the archived jobs that ended first, in that order, by ``until_ms``."""
     archive = answer.session.broker.archive
     found = answer.session.broker.engine.queue(queue)
-    heap: list[tuple[int, int]] = []  # of negated (end, number), so that the latest is on top
+    heap: list[tuple[int, int, int]] = []  # of negated ends and rows, so that the latest is on top
     assert found is not None
     for page in archive.pages():
-        for ended, _, row in archive.of_queue(found.index, page):
+        for ended, number, _, row in archive.of_queue(found.index, page):
             if ended > until_ms:
                 continue
             if len(heap) < most:
-                heapq.heappush(heap, (-ended, -row[0]))
+                heapq.heappush(heap, (-ended, -number, -row[0]))
             else:
-                heapq.heappushpop(heap, (-ended, -row[0]))
+                heapq.heappushpop(heap, (-ended, -number, -row[0]))
         yield
-    return [-seq for _, seq in sorted(heap, reverse=True)]
+    return [-seq for _, _, seq in sorted(heap, reverse=True)]
 
 
 def on_oldest(
@@ -199,7 +199,8 @@ def page_of_all(
     kept: list[tuple[int, str, int]] = []
     for page in archive.pages():
         kept += [
-            (created, archive.id_of(row), row[0]) for _, created, row in archive.of_queue(found.index, page)
+            (created, archive.id_of(row), row[0])
+            for _, _, created, row in archive.of_queue(found.index, page)
         ]
         if len(kept) > 2 * end + READ_ROWS:
             kept = first(end, kept)
