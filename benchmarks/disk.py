@@ -68,8 +68,8 @@ def preload(port: int, n: int, order: str) -> None:
 def pings(port: int) -> int:
     """The child: one Ping after the other until standard input ends."""
     line, took = Line(port), []
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     while not stop.is_set():
         began = time.perf_counter()
         line.call("Ping")

@@ -13,7 +13,7 @@ EXPIRES_AT = 48
 
 HAS_RUN, HAS_PRIORITY = 1, 4
 TEXT_ID = 1
-RECORD_VERSION = 3
+RECORD_VERSION = 12
 
 
 def varints(content: bytes, at: int, n: int) -> tuple[list[int], int]:

@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef enum:
-    RECORD_VERSION = 3
+    RECORD_VERSION = 12         # no changed bit makes it one of those before, which are held against less
     FIXED_VERSION = 2
     UNSEALED_VERSION = 1
     SEAL_BYTES = 4

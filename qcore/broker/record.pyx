@@ -14,7 +14,7 @@ record has checksums of data and result in its notes. SQLite finds damage to its
 not to what lies in them, and a job with a changed bit must not run. Version 1 had none.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from qcore.engine.job cimport F_TEXT_ID
@@ -70,7 +70,7 @@ cdef inline Py_ssize_t _get_small(const uint8_t *p, Py_ssize_t at, Py_ssize_t en
     cdef uint64_t n = 0
     at = varint_get(p, at, end, &n)
     value[0] = <uint32_t>n
-    return at
+    return at if n <= UINT32_MAX else -1
 
 
 cdef Py_ssize_t record_put_head(const RecordHead *head, uint8_t *p) noexcept nogil:

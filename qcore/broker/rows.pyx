@@ -18,9 +18,9 @@ from qcore.engine.bucket cimport TokenBucket
 from qcore.engine.engine cimport Engine
 from qcore.engine.ids cimport uuid_parse, uuid_text
 from qcore.engine.job cimport (
-    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_GUEST, F_KEYED, F_LINKED, F_LOGGED, F_NEEDED,
-    F_PERSISTED, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, KEPT, MAX_SPAN_MS, PARKED, READY, STAGED, Blob,
-    Job, Run, blob_bytes, blob_new,
+    ACTIVE, COMPLETED, DELAYED, F_CUSTOM_ID, F_EVICTED, F_GROUPED, F_GUEST, F_KEEPS, F_KEYED, F_LINKED, F_LOGGED,
+    F_NEEDED, F_PERSISTED, F_REPEATS, F_REWRITE, F_STORED, F_TEXT_ID, FAILED, KEPT, MAX_SPAN_MS, PARKED, READY,
+    STAGED, Blob, Job, Run, blob_bytes, blob_new,
 )
 from qcore.engine.keys cimport key_of
 from qcore.engine.queue cimport Queue, RunList
@@ -505,6 +505,14 @@ cdef int _raw(object row, RawRow *raw) except -1:
     return 0
 
 
+cdef bint _has_good_id(const Record *record) noexcept:
+    """Whether an id that is told as a text is one, and no number in disguise."""
+    cdef uint64_t hi, lo
+    return not record.head.flags & F_TEXT_ID or (
+        c_utf8(record.id_p, record.head.id_n)
+        and not uuid_parse(<const char *>record.id_p, record.head.id_n, &hi, &lo))
+
+
 cdef bint _is_sealed(const RawRow *row) noexcept nogil:
     """Whether seq, queue, state and record belong together, and are as they were written."""
     cdef uint32_t seal
@@ -541,7 +549,7 @@ def set_aside(Engine engine not None, row, str why not None, int64_t now_ms):
     if isinstance(record, bytes):
         _raw((seq, queue, state, record, None, None), &raw)
         if record_read(raw.record, raw.record_n, &found) == READ_WELL and found.head.version != UNSEALED_VERSION \
-                and _is_sealed(&raw) and not _find(engine, &found):
+                and _is_sealed(&raw) and _has_good_id(&found) and not _find(engine, &found):
             head = found.head
             job_id = PyBytes_FromStringAndSize(<const char *>found.id_p, head.id_n)
             head.flags &= F_TEXT_ID | F_CUSTOM_ID
@@ -648,8 +656,7 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record
     if found == ID_CUT:
         raise BadRow("the id is cut off")
     cdef const unsigned char *id_p = record.id_p
-    if head.flags & F_TEXT_ID and (not c_utf8(id_p, head.id_n)
-                                   or uuid_parse(<const char *>id_p, head.id_n, &ids[0], &ids[1])):
+    if not _has_good_id(record):
         raise BadRow("the id is no text")
     if found == RUN_CUT:
         raise BadRow("the delivery is cut off")
@@ -671,6 +678,10 @@ cdef int c_restore_raw(Engine engine, const RawRow *row, int found, const Record
             raise BadRow("the dead letter cannot be read")
     if head.flags & F_KEYED and not _has_key(extra):
         raise BadRow("the unique key cannot be read")
+    if head.flags & F_REPEATS and not isinstance((extra or {}).get("repeat"), dict):
+        raise BadRow("how the job repeats cannot be read")
+    if head.flags & F_KEEPS and extra is None:
+        raise BadRow("the policy of removal is missing")
     if head.flags & F_GROUPED and (not isinstance((extra or {}).get("groupId"), str)
                                    or not 0 <= head.priority <= limits.MAX_GROUP_PRIORITY):
         raise BadRow("the group cannot be read")
@@ -1106,7 +1117,7 @@ cdef class Loader:
         cdef Passed entry
         if not head.flags & (F_CUSTOM_ID | F_TEXT_ID):
             memcpy(&hi, record.id_p, 8)
-            if row.seq >= self.next_fence:
+            if row.seq >= self.next_fence and (head.version == UNSEALED_VERSION or _is_sealed(row)):
                 self.fences.append((row.seq, hi))
                 self.next_fence = row.seq + self.every
         if row.state != COMPLETED or not engine.archive:
@@ -1207,9 +1218,13 @@ cdef bint _is_letter(object letter):
     if not isinstance(letter, dict) or not isinstance(letter.get("reason"), str) or "error" not in letter:
         return False
     for key in ("expiresAt", "nextRetryAt", "lastRetryAt"):
-        if not isinstance(letter.get(key, ""), (int, type(None))):
+        if not (letter.get(key, "") is None or _is_number(letter.get(key, ""))):
             return False
-    return isinstance(letter.get("retryCount"), int) and isinstance(letter.get("enteredAt", 0), int)
+    return _is_number(letter.get("retryCount")) and _is_number(letter.get("enteredAt", 0))
+
+
+cdef bint _is_number(object value):
+    return isinstance(value, int) and abs(value) <= limits.MAX_TIME_MS
 
 
 cdef bint _good_ties(object extra) except -1:

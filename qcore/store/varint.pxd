@@ -14,14 +14,14 @@ cdef inline Py_ssize_t varint_put(uint8_t *p, Py_ssize_t at, uint64_t value) noe
 
 
 cdef inline Py_ssize_t varint_get(const uint8_t *p, Py_ssize_t at, Py_ssize_t end, uint64_t *value) noexcept nogil:
-    """Read a number that ends before ``end``; where it ends, or -1."""
+    """Read a number of 64 bits that ends before ``end``; where it ends, or -1."""
     cdef int shift = 0
     value[0] = 0
     while at < end and shift < 64:
         value[0] |= <uint64_t>(p[at] & 127) << shift
         at += 1
         if p[at - 1] < 128:
-            return at
+            return at if shift < 63 or p[at - 1] < 2 else -1
         shift += 7
     return -1
 

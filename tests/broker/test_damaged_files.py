@@ -262,6 +262,61 @@ def test_a_row_without_a_seal_is_still_read(tmp_path: Path) -> None:
     assert record[0] == RECORD_VERSION
 
 
+@pytest.mark.parametrize("flag", [1024, 2048])
+def test_a_flag_without_its_options_is_damage(tmp_path: Path, flag: int) -> None:
+    """Of a row without a seal, which nothing else tells that it was changed."""
+    path = str(tmp_path / "jobs.db")
+    clock = ManualClock()
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes(16))
+    Talk(broker).good("PUSH", queue="q", name="n", jobId="a", data=[1])
+    close_broker(broker)
+    con = sqlite3.connect(path)
+    ((record,),) = con.execute("SELECT record FROM jobs")
+    plain = bytearray(read_record(record).plain)
+    plain[4:8] = (int.from_bytes(plain[4:8], "little") | flag).to_bytes(4, "little")
+    con.execute("UPDATE jobs SET record = ?", (bytes(plain),))
+    con.commit()
+    con.close()
+    for n in range(2):
+        broker = open_broker(path, mode="server", clock=clock, seed=bytes([n] * 16))
+        assert len(broker.recovery.unreadable) == 1 - n
+        assert Talk(broker).good("GetJobCounts", queue="q")["counts"]["failed"] == 1
+        close_broker(broker)
+
+
+def test_no_changed_bit_makes_another_version_of_a_record() -> None:
+    assert not {RECORD_VERSION ^ (1 << bit) for bit in range(8)} & {1, 2, RECORD_VERSION}
+
+
+def test_a_damaged_row_hides_no_others(tmp_path: Path) -> None:
+    """The id of each thousandth row leads the way to those after it: not one that may be wrong."""
+    path = str(tmp_path / "jobs.db")
+    clock = ManualClock()
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes(16), max_completed=1)
+    talk = Talk(broker)
+    ids = []
+    for _ in range(3):
+        talk.good("PUSHB", queue="q", jobs=[{"name": "n", "data": n} for n in range(1000)])
+        clock.advance(5)
+        got = talk.good("PULLB", queue="q", owner="w", count=1000)
+        ids += [job["id"] for job in got["jobs"]]
+        talk.good("ACKB", ids=ids[-1000:], tokens=got["tokens"])
+    close_broker(broker)
+    con = sqlite3.connect(path)
+    record = con.execute("SELECT record FROM jobs WHERE seq = 1025").fetchone()[0]
+    upper = read_record(record).id_bytes[:8]
+    assert record.count(upper) == 1
+    spoilt = record.replace(upper, (int.from_bytes(upper, "little") | 1 << 63).to_bytes(8, "little"))
+    con.execute("UPDATE jobs SET record = ? WHERE seq = 1025", (spoilt,))
+    con.commit()
+    con.close()
+    broker = open_broker(path, mode="server", clock=clock, seed=bytes([1] * 16), max_completed=1)
+    assert len(broker.recovery.unreadable) == 1
+    states = {Talk(broker).good("GetState", id=one)["state"] for one in ids[::50]}
+    assert states == {"completed"}
+    close_broker(broker)
+
+
 def test_a_file_that_is_cut_off_anywhere_is_refused(
     sound: tuple[Path, ManualClock, dict[str, Any]], tmp_path: Path
 ) -> None:
