@@ -48,8 +48,10 @@ def _run(arguments: list[str]) -> int:
         from qcore.server.__main__ import main as start
 
         return start(arguments[1:])
-    if arguments and arguments[0] in ALIASES:
-        arguments = ALIASES[arguments[0]].split() + arguments[1:]
+    words = {verb.path.split()[0] for verb in VERBS}.union(ALIASES)
+    at = next((at for at, one in enumerate(arguments) if one in words), None)
+    if at is not None and arguments[at] in ALIASES:
+        arguments = [*arguments[:at], *ALIASES[arguments[at]].split(), *arguments[at + 1 :]]
     parser = build_parser(arguments)
     try:
         options = parser.parse_args(arguments)

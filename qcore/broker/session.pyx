@@ -27,7 +27,7 @@ from qcore.engine.queue cimport Queue
 from qcore.engine.keys cimport KEY_FREE, KEY_PASSED, KEY_REPLACED, key_of
 from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED, TOKEN, Spec
 from qcore.wire.jsontext cimport c_fits
-from qcore.wire.scan cimport c_array, c_load32, c_map, c_skip, c_str
+from qcore.wire.scan cimport c_array, c_load32, c_map, c_skip, c_str, c_utf8
 from qcore.wire.walk cimport (
     Fields, Piece, c_called, c_finite, c_flag, c_list, c_next_field, c_next_item, c_next_key, c_nil, c_open_fields,
     c_read_value, c_request_id, c_same, c_undefined, c_whole,
@@ -48,6 +48,7 @@ cdef enum:
     DECLINED = 0            # not for the hot path; nothing has changed
     SERVED = 1
     OUTPUT_BOUND = 8388608  # replies of one connection before its further requests wait
+    KEPT_SPECS = 1024       # members of a batch for which a connection keeps room
 
 cdef uint32_t NEW_NAME = 0xFFFFFFFF    # stands for the name of a batch that is not interned yet
 
@@ -203,6 +204,10 @@ cdef class Session(Outlet):
             self.broker.c_note()
             self.broker.c_encode_ahead()
         finally:
+            if self.cap_specs > KEPT_SPECS:
+                PyMem_Free(self.specs)
+                self.specs = NULL
+                self.cap_specs = 0
             self.broker.c_leave()
         if used < n and not self.closing:
             self.pending = PyBytes_FromStringAndSize(<const char *>p + used, n - used)
@@ -581,15 +586,15 @@ cdef class Session(Outlet):
         cdef const unsigned char *s
         cdef Py_ssize_t n
         cdef double value
-        cdef uint32_t flag = 0
-        cdef bint on = False
+        cdef uint32_t flag
+        cdef bint absent = c_undefined(p, &at.value), on = False
         cdef str name
-        if c_undefined(p, &at.value):
-            return SERVED                   # not given
         if c_called(at, b"data", 4):
             if not c_fits(p, at.value.start, at.value.end):
                 return DECLINED
             data[0] = at.value
+            if absent:
+                data.start = 0
             return SERVED
         if c_called(at, b"name", 4):
             # Characters are counted for the bound; bytes say the same while they are fewer.
@@ -605,25 +610,37 @@ cdef class Session(Outlet):
             self.new_name = name
             spec.name = NEW_NAME
             return SERVED
-        if c_nil(p, &at.value):
-            return SERVED                   # nor is null a value of the others
+        # An option that is null or undefined is not given, also if it was given before.
+        absent = absent or c_nil(p, &at.value)
         if c_called(at, b"customId", 8) if batch else c_called(at, b"jobId", 5):
+            spec.id_text = NULL
+            if absent:
+                return SERVED
             if c_str(p, at.value.start, at.value.end, &s, &n) < 0 or n == 0:
                 return DECLINED
             spec.id_text = <const char *>s
             spec.id_n = n
             return SERVED
         if c_called(at, b"priority", 8):
-            return c_finite(p, &at.value, &spec.priority)
+            value = 0
+            if not absent and not c_finite(p, &at.value, &value):
+                return DECLINED
+            spec.priority = value + 0.0     # no negative zero
+            return SERVED
         if c_called(at, b"delay", 5):
-            return c_whole(p, &at.value, 0, MAX_MS, delay)
+            delay[0] = 0
+            return absent or c_whole(p, &at.value, 0, MAX_MS, delay)
         if c_called(at, b"timestamp", 9):
+            spec.created_ms = INT64_MIN
+            if absent:
+                return SERVED
             if not c_whole(p, &at.value, 0, MAX_MS, &value):
                 return DECLINED
             spec.created_ms = <int64_t>value
             return SERVED
         if c_called(at, b"maxAttempts", 11):
-            if not c_whole(p, &at.value, 1, MAX_ATTEMPTS, &value):
+            value = ATTEMPTS
+            if not absent and not c_whole(p, &at.value, 1, MAX_ATTEMPTS, &value):
                 return DECLINED
             spec.max_attempts = <uint32_t>value
             return SERVED
@@ -635,7 +652,9 @@ cdef class Session(Outlet):
             flag = F_REMOVE_ON_FAIL
         elif c_called(at, b"durable", 7):
             flag = F_DURABLE
-        if not flag or not c_flag(p, &at.value, &on):
+        else:                               # some other option, or another command
+            return absent and not c_called(at, b"cmd", 3) and c_utf8(at.key, at.key_n)
+        if not absent and not c_flag(p, &at.value, &on):
             return DECLINED
         spec.flags = spec.flags | flag if on else spec.flags & ~flag
         return SERVED
@@ -938,8 +957,9 @@ cdef class Session(Outlet):
             elif c_called(&at, b"token", 5):
                 token = at.value
             elif c_called(&at, b"result", 6):
-                if not c_undefined(p, &at.value):
-                    result = at.value
+                result = at.value
+                if c_undefined(p, &result):
+                    result.start = 0
             elif not c_called(&at, b"reqId", 5) or not c_request_id(&at, &req):
                 return DECLINED
         if at.pos != n or job_id.start == 0:

@@ -69,8 +69,12 @@ cdef inline bint c_nil(const unsigned char *p, const Piece *piece) noexcept nogi
 
 
 cdef inline bint c_undefined(const unsigned char *p, const Piece *piece) noexcept nogil:
-    """Whether the value is a JavaScript `undefined`, which clients send for what they do not give."""
-    return piece.end - piece.start == 3 and p[piece.start] == 0xD4 and p[piece.start + 1] == 0
+    """Whether the value is a JavaScript `undefined`, which clients send for what they do not give: extension type 0."""
+    cdef unsigned char head = p[piece.start]
+    if 0xD4 <= head <= 0xD8:
+        return p[piece.start + 1] == 0
+    return (head == 0xC7 and p[piece.start + 2] == 0 or head == 0xC8 and p[piece.start + 3] == 0
+            or head == 0xC9 and p[piece.start + 5] == 0)
 
 
 cdef inline bint c_flag(const unsigned char *p, const Piece *piece, bint *value) noexcept nogil:
@@ -93,12 +97,25 @@ cdef inline bint c_whole(const unsigned char *p, const Piece *piece, double leas
             and value[0] == floor(value[0]))
 
 
+cdef inline bint c_shortest(const unsigned char *p) noexcept nogil:
+    """Whether a plain value, no list, map or extension, is packed as the general path would pack it."""
+    if p[0] < 0x80 or p[0] >= 0xE0 or 0xA0 <= p[0] <= 0xC3 or p[0] == 0xC4 or p[0] == 0xCB:
+        return p[0] != 0xC1
+    if p[0] == 0xD9:
+        return p[1] > 31
+    if p[0] == 0xCC:
+        return p[1] > 127
+    if p[0] == 0xCD:
+        return p[1] != 0
+    if p[0] == 0xCE:
+        return p[1] != 0 or p[2] != 0
+    return False
+
+
 cdef inline bint c_request_id(const Fields *at, Piece *req) noexcept nogil:
-    """Note a request id that is a plain value, given back as it came. Lists, maps and the like are looked into."""
-    cdef unsigned char head = at.p[at.value.start]
+    """Note a request id that can be given back as it came."""
     req[0] = at.value
-    return at.value.notes == 0 and (
-        head < 0x80 or head >= 0xE0 or 0xA0 <= head <= 0xC6 or 0xCA <= head <= 0xD3 or 0xD9 <= head <= 0xDB)
+    return at.value.notes == 0 and c_shortest(at.p + at.value.start)
 
 
 cdef inline bint c_list(const unsigned char *p, const Piece *piece, Piece *items, Py_ssize_t *n) noexcept nogil:

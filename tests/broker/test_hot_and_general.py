@@ -366,3 +366,60 @@ def test_random_bytes_in_a_frame_get_one_reply_and_nothing_breaks(rounds: int) -
         # Or it is a pull that waits for a job.
         assert out or b"timeout" in body, bytes(body)
     broker.engine._check()
+
+
+def raw(*fields: bytes, cmd_last: bool) -> bytes:
+    """A frame with these fields as they are, the first of them the command."""
+    body = bytes([0x80 + len(fields)]) + b"".join(fields[1:] + fields[:1] if cmd_last else fields)
+    return struct.pack(">I", len(body)) + body
+
+
+RAW = (b"\xa3cmd\xa4PUSH", b"\xa5queue\xa1q", b"\xa4name\xa1n")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (b"\xa2\xff\xfe\xc0",),
+        (b"\xa3odd\xd4\x00\x00",),
+        (b"\xa3odd\x01",),
+        (b"\xa7durable\xc3", b"\xa7durable\xc0"),
+        (b"\xacremoveOnFail\xc3", b"\xacremoveOnFail\xd4\x00\x00"),
+        (b"\xa5jobId\xa1j", b"\xa5jobId\xc0"),
+        (b"\xa8priority\x05", b"\xa8priority\xc0"),
+        (b"\xa5delay\x05", b"\xa5delay\xc0"),
+        (b"\xabmaxAttempts\x05", b"\xabmaxAttempts\xc0"),
+        (b"\xa4data\x05", b"\xa4data\xd4\x00\x00"),
+        (b"\xa4data\xc7\x01\x00\x00",),
+        (b"\xa4data\xc7\x00\x00",),
+        (b"\xa8priority\xcb\x80\x00\x00\x00\x00\x00\x00\x00",),
+        (b"\xa5reqId\xd9\x011",),
+        (b"\xa5reqId\xce\x00\x00\x00\x01",),
+        (b"\xa5reqId\xca\x3f\x80\x00\x00",),
+        (b"\xa5reqId\xd1\xff\xff",),
+        (b"\xa5reqId\xcd\x01\x00",),
+    ],
+    ids=repr,
+)
+def test_what_no_library_sends_is_the_same_as_well(odd: tuple[bytes, ...]) -> None:
+    pair = Pair()
+    fields = (*RAW, *odd)
+    out = []
+    for session, cmd_last in zip(pair.sessions, (False, True), strict=True):
+        session.feed(raw(*fields, cmd_last=cmd_last))
+        out.append(session.take())
+    assert out[0] == out[1]
+    pair.commit(fields)
+
+
+def test_a_second_command_counts() -> None:
+    session = Session(open_broker(seed=SEED))
+    session.feed(raw(*RAW, b"\xa3cmd\xc0", cmd_last=False))
+    assert b"Invalid command" in session.take()
+
+
+def test_a_connection_keeps_no_room_for_a_great_batch() -> None:
+    pair = Pair()
+    pair.send({"cmd": "PUSHB", "queue": "q", "jobs": [{"name": "n"}] * 1500})
+    pair.send({"cmd": "PUSHB", "queue": "q", "jobs": [{"name": "n"}] * 3})
+    pair.send({"cmd": "PUSHB", "queue": "q", "jobs": [{"name": "n"}] * 1500})

@@ -362,6 +362,8 @@ def test_workers(ask: Run, queue: Queue) -> None:
     with Worker(queue, lambda job: None) as worker:
         queue.add("n").result(timeout=30)
         listed = ask("worker-list", "--json").document["data"]["workers"]
+        again = ask("--json", "worker-list").document["data"]["workers"]
+        assert [one["id"] for one in again] == [one["id"] for one in listed]
         [found] = [one for one in listed if one["queues"] == [queue.name]]
         assert found["id"] in ask("worker", "list").out
         assert ask("worker", "unregister", found["id"]).code == 0

@@ -143,7 +143,7 @@ def test_all_in_order_and_in_twenty_random_orders(start: Start) -> None:
     before_mib, before = server.resident_mib(), server.descriptors()
     orders = [ROWS, *[random.Random(seed).sample(ROWS, len(ROWS)) for seed in range(20)]]
     for i, rows in enumerate(orders):
-        player = Player(server, pause_s=0.2 if i == 0 else 0.01)
+        player = Player(server, pause_s=0.03 if i == 0 else 0.01)
         for row in rows:
             player.play(row)
         player.end()
