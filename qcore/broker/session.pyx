@@ -29,8 +29,8 @@ from qcore.engine.transitions cimport BAD_TOKEN, MAY, NO_TOKEN, REPLACED, REUSED
 from qcore.wire.jsontext cimport c_fits
 from qcore.wire.scan cimport c_array, c_load32, c_map, c_skip, c_str, c_utf8
 from qcore.wire.walk cimport (
-    Fields, Piece, c_called, c_finite, c_flag, c_list, c_next_field, c_next_item, c_next_key, c_nil, c_open_fields,
-    c_read_value, c_request_id, c_same, c_undefined, c_whole,
+    Fields, Piece, c_called, c_finite, c_flag, c_list, c_next_field, c_next_item, c_next_key, c_nil, c_no_piece,
+    c_open_fields, c_read_value, c_request_id, c_same, c_undefined, c_whole,
 )
 from qcore.wire.writer cimport Writer
 
@@ -667,7 +667,7 @@ cdef class Session(Outlet):
         cdef Queue q
         cdef Writer w
         cdef Py_ssize_t start
-        queue.start = req.start = data.start = 0
+        queue = req = data = c_no_piece()
         self.c_plain_spec(&spec)
         c_open_fields(&at, p, 0, n)
         c_next_field(&at)                   # the command
@@ -778,7 +778,7 @@ cdef class Session(Outlet):
         cdef uint32_t name
         cdef Queue q
         cdef Writer w, target
-        queue.start = req.start = 0
+        queue = req = c_no_piece()
         c_open_fields(&at, p, 0, n)
         c_next_field(&at)                   # the command
         while c_next_key(&at):
@@ -859,7 +859,7 @@ cdef class Session(Outlet):
         cdef double count = 0, timeout = 0, ttl = LEASE_MS
         cdef bint plain = True, owner = False, detach = False
         cdef Queue q
-        queue.start = req.start = 0
+        queue = req = c_no_piece()
         c_open_fields(&at, p, 0, n)
         c_next_field(&at)                   # the command
         while plain and c_next_field(&at):
@@ -888,7 +888,7 @@ cdef class Session(Outlet):
             return DECLINED
         self.c_pull_from(q, <Py_ssize_t>count, <int64_t>ttl if owner else 0,
                          0 if detach and not owner else self.number,
-                         p + req.start if req.start else NULL, req.end - req.start if req.start else 0,
+                         p + req.start if req.start else NULL, req.end - req.start,
                          <int64_t>timeout, None)
         return SERVED
 
@@ -948,7 +948,7 @@ cdef class Session(Outlet):
         cdef Blob *packed = NULL
         cdef Engine engine = self.broker.engine
         cdef Writer w
-        job_id.start = token.start = result.start = req.start = 0
+        job_id = token = result = req = c_no_piece()
         c_open_fields(&at, p, 0, n)
         c_next_field(&at)                   # the command
         while c_next_field(&at):
@@ -1010,7 +1010,7 @@ cdef class Session(Outlet):
         cdef Blob *packed
         cdef Engine engine = self.broker.engine
         cdef Writer w
-        req.start = 0
+        ids = tokens = results = token = req = c_no_piece()
         c_open_fields(&at, p, 0, n)
         c_next_field(&at)                   # the command
         while c_next_field(&at):
@@ -1031,7 +1031,6 @@ cdef class Session(Outlet):
             return DECLINED
         self.broker.batch += 1
         mark = self.broker.batch
-        token.start = 0
         for i in range(n_ids):
             ids.start = c_str(p, ids.start, n, &s, &size)
             if ids.start < 0:

@@ -26,6 +26,13 @@ cdef struct Fields:
     Piece value
 
 
+cdef inline Piece c_no_piece() noexcept nogil:
+    cdef Piece none
+    none.start = none.end = 0
+    none.notes = 0
+    return none
+
+
 cdef inline void c_open_fields(Fields *at, const unsigned char *p, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
     """Begin with the map at ``pos``. The fields end at the first thing that is malformed."""
     at.p = p
