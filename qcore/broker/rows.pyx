@@ -1134,12 +1134,12 @@ cdef class Loader:
             return True
         if row.seq > engine.seq:
             engine.seq = row.seq
-        engine.ends = max(engine.ends, _number_of(record, row.seq))
         if hi > engine.ids.last_hi:
             engine.ids.last_hi = hi
         if head.flags & F_REPEATS and head.parts & HAS_EXTRA:
             self._link(row, record)
         entry.number = _number_of(record, row.seq)
+        engine.ends = max(engine.ends, entry.number)
         entry.finished_ms = record.tail.finished_ms
         entry.seq = row.seq
         entry.queue = <uint32_t>row.queue
