@@ -89,6 +89,10 @@ def what_is_cleaned(fields: Reply) -> str:
     return f"remove at most {plain(most)} {plain(state)} jobs of {fields['queue']}{old}"
 
 
+def _words(several: Any) -> str:
+    return ", ".join(map(plain, several or ()))
+
+
 def _default(command: str, name: str) -> object:
     return next(field.default for field in COMMANDS[command].fields if field.name == name)
 
@@ -150,7 +154,7 @@ CRON = (
 WORKER = (
     Column("id", "id"),
     Column("name", "name"),
-    Column("queues", "queues", lambda queues: ", ".join(map(plain, queues or ()))),
+    Column("queues", "queues", _words),
     Column("status", "status"),
     Column("active", "activeJobs"),
     Column("slots", "concurrency"),
@@ -160,7 +164,7 @@ WORKER = (
 HOOK = (
     Column("id", "id"),
     Column("url", "url"),
-    Column("events", "events", lambda events: ", ".join(map(plain, events or ()))),
+    Column("events", "events", _words),
     Column("queue", "queue"),
     Column("enabled", "enabled"),
     Column("told", "successCount"),

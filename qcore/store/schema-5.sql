@@ -1,2 +1,2 @@
--- Version 5: records of jobs are shorter (version 3 of rows.pyx); the tables are the same. A program
+-- Version 5: records of jobs are shorter (version 12, see record.pyx); the tables are the same. A program
 -- that does not know such records would take each job for a damaged one.
